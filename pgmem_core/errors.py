@@ -1,0 +1,91 @@
+"""Every error pgmem raises, in one tree.
+
+::
+
+    PgmemError
+    ├── ConfigurationError      a setting, an argument or an extra is wrong or missing
+    │   ├── InvalidArgument     one argument of one call: which, what was met, what was wanted
+    │   │   └── InvalidFilter   a metadata filter with an unknown operator or a malformed value
+    │   └── MissingExtra        an optional package is needed; names the extra to install
+    ├── SchemaError             the database is not fit for pgmem, or its schema is not set up
+    │   └── PermissionDenied    the role may not do it; says what an admin must run
+    ├── DimensionMismatch       vectors of one size met a store of another
+    ├── EmbeddingError          an embedder failed, or gave vectors that cannot be stored
+    ├── ExtractionError         a model's reply could not be turned into memory
+    ├── NotFound                no such session, turn or memory in this scope
+    ├── Conflict                an id is already in use by something else
+    └── StoreUnavailable        Postgres could not be reached, or the connection was lost
+
+Messages say what was met, what was wanted and what to do next. Passwords in DSNs are masked before they
+reach a message.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ConfigurationError",
+    "Conflict",
+    "DimensionMismatch",
+    "EmbeddingError",
+    "ExtractionError",
+    "InvalidArgument",
+    "InvalidFilter",
+    "MissingExtra",
+    "NotFound",
+    "PermissionDenied",
+    "PgmemError",
+    "SchemaError",
+    "StoreUnavailable",
+]
+
+
+class PgmemError(Exception):
+    """The root: catching it catches everything pgmem raises on purpose."""
+
+
+class ConfigurationError(PgmemError):
+    """A setting, an argument or an installed package is not what was needed."""
+
+
+class InvalidArgument(ConfigurationError, ValueError):
+    """One argument of one call was refused; nothing was written."""
+
+
+class InvalidFilter(InvalidArgument):
+    """A metadata filter names an unknown operator, or gives it a value it cannot compare with."""
+
+
+class MissingExtra(ConfigurationError, ImportError):
+    """An optional package is not installed; the message names the extra that brings it."""
+
+
+class SchemaError(PgmemError):
+    """The database lacks what pgmem needs, or holds a schema this version does not know."""
+
+
+class PermissionDenied(SchemaError):
+    """The connected role may not do what setup needs; the message holds the SQL for an admin."""
+
+
+class DimensionMismatch(PgmemError):
+    """A vector's size differs from what the store holds for its model."""
+
+
+class EmbeddingError(PgmemError):
+    """An embedder failed, or returned NaN, infinity, zero length or the wrong number of vectors."""
+
+
+class ExtractionError(PgmemError):
+    """A model's reply could not be read; the turns it was about are untouched."""
+
+
+class NotFound(PgmemError, LookupError):
+    """Nothing with that id exists in this scope."""
+
+
+class Conflict(PgmemError):
+    """The id exists already and belongs to something else."""
+
+
+class StoreUnavailable(PgmemError, ConnectionError):
+    """Postgres could not be reached or dropped the connection, and one retry did not help."""

@@ -1,0 +1,44 @@
+"""What pgmem asks of a model: two small protocols that any object may satisfy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Embedder", "Vectors"]
+
+Vectors = NDArray[np.float32]
+
+
+@runtime_checkable
+class Embedder(Protocol):
+    """Turns texts into vectors.
+
+    `model` names the vector space: two embedders with the same name must give comparable vectors, and the
+    store refuses to compare across names. `local` says that a text takes microseconds, so the read calls it
+    in place; anything else is called from a pool of threads (or awaited) under `embed_timeout_ms`.
+    `min_relevance` is the cosine below which this model's best hit is noise (None: no floor of its own).
+    """
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def dimensions(self) -> int: ...
+
+    @property
+    def local(self) -> bool: ...
+
+    @property
+    def min_relevance(self) -> float | None: ...
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        """Return one row a text, float32, shape (len(texts), dimensions)."""
+        ...
+
+    async def aembed(self, texts: Sequence[str]) -> Vectors:
+        """The same, awaited."""
+        ...
