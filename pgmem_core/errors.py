@@ -10,7 +10,8 @@
     ├── SchemaError             the database is not fit for pgmem, or its schema is not set up
     │   └── PermissionDenied    the role may not do it; says what an admin must run
     ├── DimensionMismatch       vectors of one size met a store of another
-    ├── EmbeddingError          an embedder failed, or gave vectors that cannot be stored
+    ├── EmbeddingError          an embedder failed, or took too long
+    │   └── BadVector           it gave NaN, infinity, zero, or the wrong number of vectors
     ├── ExtractionError         a model's reply could not be turned into memory
     ├── NotFound                no such session, turn or memory in this scope
     ├── Conflict                an id is already in use by something else
@@ -23,6 +24,7 @@ reach a message.
 from __future__ import annotations
 
 __all__ = [
+    "BadVector",
     "ConfigurationError",
     "Conflict",
     "DimensionMismatch",
@@ -72,7 +74,11 @@ class DimensionMismatch(PgmemError):
 
 
 class EmbeddingError(PgmemError):
-    """An embedder failed, or returned NaN, infinity, zero length or the wrong number of vectors."""
+    """An embedder failed; what it was to embed is kept and tried again."""
+
+
+class BadVector(EmbeddingError):
+    """A vector that cannot be stored or compared; the message names which of the batch."""
 
 
 class ExtractionError(PgmemError):

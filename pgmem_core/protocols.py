@@ -20,7 +20,8 @@ class Embedder(Protocol):
     `model` names the vector space: two embedders with the same name must give comparable vectors, and the
     store refuses to compare across names. `local` says that a text takes microseconds, so the read calls it
     in place; anything else is called from a pool of threads (or awaited) under `embed_timeout_ms`.
-    `min_relevance` is the cosine below which this model's best hit is noise (None: no floor of its own).
+    `min_relevance` is the floor of a read with this model: nothing is injected unless its best cosine plus 0.15
+    times the share of rare words in common reaches it (None: this model has no floor).
     """
 
     @property

@@ -1,0 +1,319 @@
+"""Engines from one DSN: a sync one, and an async one for each event loop.
+
+A process that forks gets engines of its own (the parent's are set aside unclosed: their sockets are the
+parent's). A loop that has closed takes its engine with it. Reads and one-statement writes run in autocommit:
+SQLAlchemy's BEGIN, SELECT, ROLLBACK would be three round trips instead of one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import Connection as SAConnection
+from sqlalchemy import Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection as SAAsyncConnection
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session as ORMSession
+from sqlalchemy.util import greenlet_spawn
+
+from pgmem_core.database.connection import (
+    AsyncPsycopgConnection,
+    Connection,
+    PooledConnection,
+    PsycopgConnection,
+    VectorType,
+)
+from pgmem_core.database.faults import translate
+from pgmem_core.errors import ConfigurationError, InvalidArgument, StoreUnavailable
+from pgmem_core.settings import Settings
+
+__all__ = ["Database", "parse_dsn"]
+
+T = TypeVar("T")
+Operation = Callable[[Connection], T]
+
+# Engines of a parent process, kept so that no destructor of the child speaks on the parent's sockets.
+_inherited: list[object] = []
+
+
+def parse_dsn(dsn: str) -> dict[str, Any]:
+    """Return libpq's parameters of a URL or keyword DSN. SQLAlchemy's `postgresql+driver://` is taken too.
+
+    Raises: ConfigurationError, without echoing the password.
+    """
+    if not isinstance(dsn, str) or not dsn.strip():
+        raise ConfigurationError(
+            f"dsn must be a non-empty string such as 'postgresql://user@host/dbname', got {type(dsn).__name__}"
+        )
+    scheme, found, rest = dsn.partition("://")
+    if found:
+        base = scheme.partition("+")[0]
+        if base not in ("postgresql", "postgres"):
+            raise ConfigurationError(f"dsn scheme {base!r} is not Postgres; use postgresql://user@host/dbname")
+        dsn = f"postgresql://{rest}"
+    try:
+        return dict(conninfo_to_dict(dsn))
+    except psycopg.ProgrammingError:
+        # libpq's message quotes the string it could not read, and with it the password.
+        raise ConfigurationError(
+            "dsn could not be read; write postgresql://user:password@host:5432/dbname, with special characters in"
+            " the password percent-encoded"
+        ) from None
+
+
+def _address(parameters: dict[str, Any]) -> str:
+    host = parameters.get("host") or parameters.get("hostaddr") or "localhost"
+    place = str(host) if str(host).startswith("/") else f"{host}:{parameters.get('port') or 5432}"
+    return f"{place}/{parameters.get('dbname') or parameters.get('user') or ''}"
+
+
+class Database:
+    """Where pgmem's tables live, and every connection to them."""
+
+    def __init__(self, dsn: str | Engine | AsyncEngine, settings: Settings) -> None:
+        self.settings = settings
+        self.schema = settings.schema_name
+        self.vector: VectorType | None = None
+        # Brings an embedded server back that was killed under us; 2 ms where it is healthy.
+        self.revive: Callable[[], object] | None = None
+        self._given_sync: Engine | None = None
+        self._given_async: AsyncEngine | None = None
+        self._parameters: dict[str, Any] = {}
+        if isinstance(dsn, Engine):
+            self._given_sync = _check_driver(dsn)
+            self.address = _address(dict(dsn.url.translate_connect_args()))
+        elif isinstance(dsn, AsyncEngine):
+            self._given_async = dsn
+            _check_driver(dsn.sync_engine)
+            self.address = _address(dict(dsn.url.translate_connect_args()))
+        else:
+            self._parameters = parse_dsn(dsn)
+            self.address = _address(self._parameters)
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._sync: Engine | None = None
+        self._by_loop: dict[asyncio.AbstractEventLoop, _LoopEngine] = {}
+
+    def __repr__(self) -> str:
+        return f"Database({self.address}, schema={self.schema})"
+
+    # -- engines ---------------------------------------------------------------------------------------------
+
+    def _arguments(self) -> dict[str, Any]:
+        s = self.settings
+        connect: dict[str, Any] = {"connect_timeout": s.connect_timeout_seconds, **self._parameters}
+        connect.setdefault("application_name", "pgmem")
+        if s.pooler == "pgbouncer":
+            # Behind transaction pooling 61 of 480 calls failed with prepared statements, none without.
+            connect["prepare_threshold"] = None
+        return {
+            "connect_args": connect,
+            "pool_size": s.pool_size,
+            "max_overflow": s.max_overflow,
+            "pool_timeout": s.pool_timeout_seconds,
+            "use_native_hstore": False,
+            "hide_parameters": True,  # memory content stays out of error texts and logs
+        }
+
+    def _check_fork(self) -> None:
+        if self._pid != os.getpid():
+            _inherited.append((self._sync, self._by_loop))
+            self._lock = threading.Lock()
+            self._pid, self._sync, self._by_loop = os.getpid(), None, {}
+
+    def sync_engine(self) -> Engine:
+        """The sync engine of this process."""
+        self._check_fork()
+        if self._given_sync is not None:
+            return self._given_sync
+        if self._given_async is not None:
+            raise ConfigurationError(
+                "this client was built on an AsyncEngine and has no sync side; build PgMem on a DSN or an Engine"
+            )
+        with self._lock:
+            if self._sync is None:
+                engine = create_engine("postgresql+psycopg://", **self._arguments())
+                event.listen(engine, "connect", self._on_connect)
+                self._sync = engine
+            return self._sync
+
+    def async_engine(self) -> AsyncEngine:
+        """The async engine of the running loop. Raises: ConfigurationError on Windows' Proactor loop."""
+        self._check_fork()
+        if self._given_async is not None:
+            return self._given_async
+        if self._given_sync is not None:
+            raise ConfigurationError(
+                "this client was built on a sync Engine and has no async side; build AsyncPgMem on a DSN"
+            )
+        loop = asyncio.get_running_loop()
+        if type(loop).__name__ == "ProactorEventLoop":
+            raise ConfigurationError(
+                "psycopg cannot work on Windows' ProactorEventLoop; before asyncio.run call"
+                " asyncio.set_event_loop_policy(asyncio.WindowsSelectorEventLoopPolicy()), or use PgMem (sync)"
+            )
+        with self._lock:
+            for other in [known for known in self._by_loop if known.is_closed()]:
+                self._by_loop.pop(other).abandon()
+            if loop not in self._by_loop:
+                self._by_loop[loop] = _LoopEngine(self._arguments(), self._on_connect)
+            return self._by_loop[loop].engine
+
+    def _on_connect(self, dbapi_connection: Any, record: Any) -> None:
+        if self.vector is not None:
+            self.vector.register(_driver(dbapi_connection))
+            record.info["pgmem_vector"] = True
+
+    def close(self) -> None:
+        """Close the sync engine's connections, and those of loops that are closed."""
+        self._check_fork()
+        with self._lock:
+            if self._sync is not None:
+                self._sync.dispose()
+                self._sync = None
+            for loop in [known for known in self._by_loop if known.is_closed()]:
+                self._by_loop.pop(loop).abandon()
+
+    async def aclose(self) -> None:
+        """Close the running loop's engine, then what `close` closes."""
+        self._check_fork()
+        own = self._by_loop.pop(asyncio.get_running_loop(), None)
+        if own is not None:
+            await own.engine.dispose()
+        self.close()
+
+    # -- connections -----------------------------------------------------------------------------------------
+
+    def _pooled(self, connection: SAConnection) -> PooledConnection:
+        info = connection.connection.info
+        if self.vector is not None and not info.get("pgmem_vector"):
+            self.vector.register(connection.connection.driver_connection)
+            info["pgmem_vector"] = True
+        return PooledConnection(connection, self.schema, self.vector)
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as exc:
+            raise translate(exc.orig, self.address, lost=exc.connection_invalidated) from exc
+        except psycopg.Error as exc:
+            raise translate(exc, self.address) from exc
+
+    def run(self, operation: Operation[T], *, single: bool, given: Any = None) -> T:
+        """Run operation on a connection: autocommit if it is a single statement, else in a transaction of its
+        own; on the caller's connection if one is given, in the caller's transaction. One retry if lost."""
+        if given is not None:
+            with self._faults():
+                return operation(self._join(given))
+        engine = self.sync_engine()
+        if single:
+            engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        for attempt in (1, 2, 3):
+            try:
+                with self._faults(), engine.connect() if single else engine.begin() as connection:
+                    return operation(self._pooled(connection))
+            except StoreUnavailable as exc:
+                if attempt == 3 or not self._worth_retrying(exc):
+                    raise
+        raise AssertionError("unreachable")
+
+    async def arun(self, operation: Operation[T], *, single: bool, given: Any = None) -> T:
+        """The same, awaited."""
+        if given is not None:
+            with self._faults():
+                return await self._ajoin(given, operation)
+        engine = self.async_engine()
+        if single:
+            engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        for attempt in (1, 2, 3):
+            try:
+                with self._faults():
+                    async with engine.connect() if single else engine.begin() as connection:
+                        return await connection.run_sync(lambda inner: operation(self._pooled(inner)))
+            except StoreUnavailable as exc:
+                if attempt == 3 or not await asyncio.to_thread(self._worth_retrying, exc):
+                    raise
+        raise AssertionError("unreachable")
+
+    def _worth_retrying(self, fault: StoreUnavailable) -> bool:
+        if self.revive is not None:
+            self.revive()
+            return True
+        return bool(getattr(fault, "retry", False))
+
+    def _join(self, given: Any) -> Connection:
+        if isinstance(given, ORMSession):
+            given = given.connection()
+        if isinstance(given, SAConnection):
+            _check_driver(given.engine)
+            return PooledConnection(given, self.schema, self.vector, foreign=True)
+        if isinstance(given, psycopg.Connection):
+            return PsycopgConnection(given, self.schema, self.vector)
+        raise InvalidArgument(
+            f"connection= got {type(given).__module__}.{type(given).__name__}; the sync client joins a SQLAlchemy"
+            " Connection or Session (psycopg driver) or a psycopg.Connection"
+        )
+
+    async def _ajoin(self, given: Any, operation: Operation[T]) -> T:
+        if isinstance(given, AsyncSession):
+            given = await given.connection()
+        if isinstance(given, SAAsyncConnection):
+            _check_driver(given.engine.sync_engine)
+            return await given.run_sync(
+                lambda inner: operation(PooledConnection(inner, self.schema, self.vector, foreign=True))
+            )
+        if isinstance(given, psycopg.AsyncConnection):
+            joined: Connection = AsyncPsycopgConnection(given, self.schema, self.vector)
+            return await greenlet_spawn(operation, joined)
+        raise InvalidArgument(
+            f"connection= got {type(given).__module__}.{type(given).__name__}; the async client joins a SQLAlchemy"
+            " AsyncConnection or AsyncSession (psycopg driver) or a psycopg.AsyncConnection"
+        )
+
+
+class _LoopEngine:
+    """An async engine and the driver connections it opened, so that they can be closed without its loop."""
+
+    def __init__(self, arguments: dict[str, Any], on_connect: Callable[[Any, Any], None]) -> None:
+        self.engine = create_async_engine("postgresql+psycopg://", **arguments)
+        self._open: weakref.WeakSet[Any] = weakref.WeakSet()
+        event.listen(self.engine.sync_engine, "connect", on_connect)
+        event.listen(self.engine.sync_engine, "connect", lambda c, _: self._open.add(_driver(c)))
+
+    def abandon(self) -> None:
+        """Close the sockets of an engine whose loop is gone: nothing can be awaited any more."""
+        self.engine.sync_engine.dispose(close=False)
+        for connection in list(self._open):
+            connection.pgconn.finish()
+
+
+def _driver(dbapi_connection: Any) -> Any:
+    """psycopg's own connection; SQLAlchemy wraps the async one and passes the sync one as it is."""
+    return getattr(dbapi_connection, "driver_connection", dbapi_connection)
+
+
+def _check_driver(engine: Engine) -> Engine:
+    if engine.dialect.name != "postgresql" or engine.dialect.driver not in ("psycopg", "psycopg_async"):
+        raise ConfigurationError(
+            f"the engine speaks {engine.dialect.name}+{engine.dialect.driver}; pgmem needs postgresql+psycopg"
+        )
+    return engine
+
+
+@asynccontextmanager
+async def closing(database: Database) -> AsyncIterator[Database]:
+    """Yield database and close it at the end."""
+    try:
+        yield database
+    finally:
+        await database.aclose()

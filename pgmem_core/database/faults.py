@@ -1,0 +1,59 @@
+"""The driver's errors, wrapped once into pgmem's tree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from pgmem_core.errors import (
+    ConfigurationError,
+    Conflict,
+    DimensionMismatch,
+    NotFound,
+    PermissionDenied,
+    PgmemError,
+    SchemaError,
+    StoreUnavailable,
+)
+
+__all__ = ["translate"]
+
+_MISSING = {"42P01", "3F000", "42883", "42704", "42703"}  # table, schema, function, type, column
+_RETRY = {"40001", "40P01"}  # serialization failure, deadlock
+_LOST = {"57P01", "57P02", "57P03", "57P05"}  # shut down, crashed, starting up, idle timeout
+_AUTH = {"28P01", "28000"}
+
+
+def translate(error: Any, address: str, *, lost: bool = False) -> PgmemError:
+    """Return the pgmem error for a driver error. `retry` on a StoreUnavailable says that one more try may do."""
+    state: str = getattr(error, "sqlstate", None) or ""
+    diagnostics = getattr(error, "diag", None)
+    primary = (getattr(diagnostics, "message_primary", None) or str(error)).strip()
+    if state == "PGM01":
+        return NotFound(f"{primary}; create it with session.create or session.open")
+    if state == "PGM02":
+        return Conflict(f"{primary}; open it with the user_id that created it, or use another session id")
+    if state == "PGM03":
+        return Conflict(f"{primary}; turn ids are unique within a group")
+    if state in _AUTH or "password authentication failed" in primary or "no password supplied" in primary:
+        return ConfigurationError(f"Postgres at {address} refused the login: {primary}")
+    if state == "3D000" or ('database "' in primary and "does not exist" in primary):
+        return ConfigurationError(f"Postgres at {address}: {primary}; create it or correct the DSN")
+    if state in _MISSING:
+        return SchemaError(
+            f"the database at {address} is not set up for this version of pgmem ({primary}); call setup() or run"
+            " 'pgmem init'"
+        )
+    if state == "42501":
+        return PermissionDenied(f"the role at {address} may not do this: {primary}")
+    if state == "22000" and "dimensions" in primary:
+        return DimensionMismatch(f"{primary}; pass vectors of the store's own size")
+    if lost or state in _LOST or state in _RETRY or state.startswith("08"):
+        fault = StoreUnavailable(f"lost the connection to Postgres at {address}: {primary}")
+        fault.retry = True  # type: ignore[attr-defined]
+        return fault
+    if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not state:
+        # A connect that failed on the way: psycopg gives no SQLSTATE.
+        return StoreUnavailable(f"could not reach Postgres at {address}: {primary.splitlines()[0]}")
+    return PgmemError(f"Postgres at {address} refused a statement: {state} {primary}")

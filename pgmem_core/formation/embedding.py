@@ -1,0 +1,160 @@
+"""Embedding off the turn: operations on the watermark, and how a turn becomes one vector.
+
+`sessions.dirty` is the to-do list, a lease (`claimed_until`) says who is at it, `embedded_through` how far it
+has come. Vectors are written first and the watermark after: a worker killed between the two embeds those turns
+again, onto the same rows.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pgmem_core.content import spoken
+from pgmem_core.database.connection import Connection, VectorParameter
+from pgmem_core.database.migrate import Model
+from pgmem_core.encoding import decode_text
+from pgmem_core.protocols import Vectors
+from pgmem_core.types import SILENT_ROLES
+
+__all__ = ["Claim", "Pending", "claim", "combine", "fail", "load", "store_vectors", "texts_of"]
+
+# Turns of one session embedded at a time: 2 texts each, one batch of the usual 128.
+BATCH_TURNS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A session with turns to embed, ours until the lease ends."""
+
+    tenant_id: str
+    session_id: str
+    user_id: str
+    embedded_through: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A turn to embed, with the text of the one before it ("" at the start of a session)."""
+
+    id: uuid.UUID
+    seq: int
+    text: str
+    before: str
+
+
+def claim(conn: Connection, *, limit: int, lease_seconds: float, tenant_id: str | None, eager: bool) -> list[Claim]:
+    """Take up to limit sessions that nobody else is at; eager takes also those whose retry is not due yet."""
+    rows = conn.query(
+        f"""UPDATE {conn.schema}.sessions s
+            SET claimed_until = clock_timestamp() + %(lease)s * interval '1 second'
+            FROM (SELECT tenant_id, session_id FROM {conn.schema}.sessions
+                  WHERE dirty AND (claimed_until IS NULL OR claimed_until < clock_timestamp())
+                    AND (%(eager)s OR retry_at IS NULL OR retry_at <= clock_timestamp())
+                    AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)
+                  ORDER BY tenant_id, session_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED) due
+            WHERE s.tenant_id = due.tenant_id AND s.session_id = due.session_id
+            RETURNING s.tenant_id, s.session_id, s.user_id, s.embedded_through""",
+        {"limit": limit, "lease": lease_seconds, "tenant": tenant_id, "eager": eager},
+    )
+    return [Claim(*row) for row in rows]
+
+
+def backlog(conn: Connection, *, tenant_id: str | None) -> tuple[int, int]:
+    """Return (sessions with turns to embed, those of them that somebody is at)."""
+    [(waiting, busy)] = conn.query(
+        f"""SELECT count(*), count(*) FILTER (WHERE claimed_until > clock_timestamp())
+            FROM {conn.schema}.sessions WHERE dirty AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)""",
+        {"tenant": tenant_id},
+    )
+    return int(waiting), int(busy)
+
+
+def load(conn: Connection, claimed: Claim) -> tuple[list[Pending], int]:
+    """Return the next turns to embed, and the seq through which the session is done once they are."""
+    rows = conn.query(
+        f"""SELECT id, seq, role, content, message->>'name', model IS NOT NULL FROM {conn.schema}.records
+            WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND seq >= %(from)s AND seq IS NOT NULL
+            ORDER BY seq LIMIT %(limit)s""",
+        {
+            "tenant": claimed.tenant_id, "session": claimed.session_id, "from": claimed.embedded_through,
+            "limit": BATCH_TURNS + 1,
+        },
+    )  # fmt: skip
+    pending, before, through = [], "", claimed.embedded_through
+    for record_id, seq, role, content, name, embedded in rows:
+        text = "" if role in SILENT_ROLES else spoken(decode_text(content), name and decode_text(name))
+        if seq > claimed.embedded_through:
+            through = seq
+            if text.strip() and not embedded:
+                pending.append(Pending(record_id, seq, text, before))
+        before = text or before
+    return pending, through
+
+
+def texts_of(pending: Sequence[Pending]) -> list[str]:
+    """Return the texts to embed: each turn alone, then each turn with the one before it as context."""
+    return [turn.text for turn in pending] + [
+        f"{turn.before}\n{turn.text}" if turn.before else turn.text for turn in pending
+    ]
+
+
+def combine(vectors: Vectors) -> Vectors:
+    """Return one vector a turn from the two of `texts_of`: their normalised sum.
+
+    Worth 0.06 of recall@10 over the turn alone on LoCoMo: an answer often takes its subject from the question.
+    """
+    half = len(vectors) // 2
+    return _normalised(_normalised(vectors[:half]) + _normalised(vectors[half:]))
+
+
+def _normalised(vectors: Vectors) -> Vectors:
+    # Two opposite vectors sum to nothing; the floor of the length keeps that finite.
+    lengths = np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    scaled: Vectors = (vectors / lengths).astype(np.float32)
+    return scaled
+
+
+def store_vectors(
+    conn: Connection, claimed: Claim, turns: Sequence[Pending], vectors: Vectors, *, model: Model
+) -> None:
+    """Write one vector a turn. Takes no lock on the session, so no add_turn waits for an index insert."""
+    conn.query(
+        f"""UPDATE {conn.schema}.records r SET model = %(model)s, embedding = v.embedding
+            FROM unnest(%(ids)s::uuid[], %(vectors)b) AS v (id, embedding)
+            WHERE r.tenant_id = %(tenant)s AND r.id = v.id AND r.content <> ''""",
+        {
+            "model": model.id, "ids": [turn.id for turn in turns], "tenant": claimed.tenant_id,
+            "vectors": [VectorParameter(vector) for vector in vectors],
+        },
+    )  # fmt: skip
+
+
+def advance(conn: Connection, claimed: Claim, *, through: int, problem: str | None) -> bool:
+    """Move the watermark and give the session back; False if somebody else had moved it meanwhile."""
+    rows = conn.query(
+        f"""UPDATE {conn.schema}.sessions
+            SET embedded_through = %(through)s, dirty = last_seq > %(through)s, claimed_until = NULL,
+                attempts = 0, retry_at = NULL, last_error = %(problem)s
+            WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND embedded_through = %(from)s
+            RETURNING true""",
+        {
+            "through": through, "problem": problem, "tenant": claimed.tenant_id, "session": claimed.session_id,
+            "from": claimed.embedded_through,
+        },
+    )  # fmt: skip
+    return bool(rows)
+
+
+def fail(conn: Connection, claimed: Claim, *, error: str) -> None:
+    """Give the session back with its error: tried again after 2, 4, 8 … 300 seconds."""
+    conn.query(
+        f"""UPDATE {conn.schema}.sessions
+            SET claimed_until = NULL, attempts = attempts + 1, last_error = %(error)s,
+                retry_at = clock_timestamp() + least(300, power(2, least(attempts + 1, 10))) * interval '1 second'
+            WHERE tenant_id = %(tenant)s AND session_id = %(session)s""",
+        {"error": error[:2000], "tenant": claimed.tenant_id, "session": claimed.session_id},
+    )

@@ -1,0 +1,199 @@
+"""The work behind the turn: embedding what has been said, in a drain call, a thread, or a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pgmem_core.database.migrate import Model
+from pgmem_core.effects import Flow, embed, pause, run, transact
+from pgmem_core.errors import BadVector, EmbeddingError, PgmemError, StoreUnavailable
+from pgmem_core.flows import ready, store_model
+from pgmem_core.formation import embedding
+from pgmem_core.formation.embedding import Claim, Pending
+from pgmem_core.models.vectors import check_vectors
+from pgmem_core.protocols import Vectors
+from pgmem_core.runtime import Runtime
+from pgmem_core.tiers import plain
+
+__all__ = ["FormReport", "Worker", "form"]
+
+log = logging.getLogger(__name__)
+
+_SESSIONS_AT_A_TIME = 8
+# How long form() waits between looks at sessions that another worker is at.
+_WAIT_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class FormReport:
+    """What a drain did: turns embedded, sessions brought up to date, and the errors of those that were not."""
+
+    turns: int = 0
+    sessions: int = 0
+    errors: dict[str, str] = field(default_factory=dict)
+
+    def __add__(self, other: FormReport) -> FormReport:
+        return FormReport(self.turns + other.turns, self.sessions + other.sessions, {**self.errors, **other.errors})
+
+
+def form(rt: Runtime, *, tenant_id: str | None = None, wait: bool = True, eager: bool = True) -> Flow[FormReport]:
+    """Embed all that waits. `wait`: also for what another worker is at. `eager`: also what failed lately, once.
+
+    An embedder that fails costs nothing but time: its sessions keep their error and are tried again later.
+    """
+    yield from ready(rt)
+    report = FormReport()
+    failed: set[tuple[str, str]] = set()
+    while True:
+        claims = yield from transact(
+            embedding.claim, limit=_SESSIONS_AT_A_TIME, lease_seconds=rt.settings.worker_lease_seconds,
+            tenant_id=tenant_id, eager=eager and not failed, single=True,
+        )  # fmt: skip
+        for claimed in claims:
+            done = yield from _form_session(rt, claimed)
+            report += done
+            if done.errors:
+                failed.add((claimed.tenant_id, claimed.session_id))
+        if claims:
+            continue
+        if not wait:
+            return report
+        _, busy = yield from transact(embedding.backlog, tenant_id=tenant_id, single=True)
+        if not busy:
+            return report
+        yield from pause(_WAIT_SECONDS)
+
+
+def _form_session(rt: Runtime, claimed: Claim) -> Flow[FormReport]:
+    count = 0
+    try:
+        model = yield from store_model(rt)
+        while True:
+            pending, through = yield from transact(embedding.load, claimed, single=True)
+            if through == claimed.embedded_through:
+                break
+            problem = None
+            good, vectors = yield from _vectors_of(rt, model, pending)
+            if len(good) < len(pending):
+                bad = ", ".join(str(turn.seq) for turn in pending if turn not in good)
+                problem = f"the embedder gave no usable vector for turn {bad}: found by words only"
+                log.warning("session %r: %s", claimed.session_id, problem)
+            if good:
+                yield from transact(embedding.store_vectors, claimed, good, vectors, model=model, single=True)
+                count += len(good)
+            moved = yield from transact(embedding.advance, claimed, through=through, problem=problem, single=True)
+            if not moved:
+                break  # the lease had run out and another worker took over
+            claimed = Claim(claimed.tenant_id, claimed.session_id, claimed.user_id, through)
+        yield from transact(plain.refresh_stats, claimed.tenant_id, claimed.user_id)
+    except StoreUnavailable:
+        raise
+    except (PgmemError, ImportError) as exc:
+        message = f"{type(exc).__name__}: {exc}"
+        log.warning("session %r could not be embedded: %s", claimed.session_id, message)
+        yield from transact(embedding.fail, claimed, error=message, single=True)
+        return FormReport(count, 0, {claimed.session_id: message})
+    return FormReport(count, 1)
+
+
+def _vectors_of(rt: Runtime, model: Model, pending: list[Pending]) -> Flow[tuple[list[Pending], Vectors]]:
+    """Return the turns that could be embedded, and a vector for each.
+
+    A bad vector (NaN, infinity, zero) refuses its whole batch, so the batch is then embedded turn by turn, and
+    only the turns it came from stay without one. Raises: EmbeddingError where the embedder itself failed.
+    """
+    if not pending:
+        return [], np.empty((0, 0), dtype=np.float32)
+    try:
+        return pending, embedding.combine((yield from _embedded(rt, model, pending)))
+    except BadVector:
+        if len(pending) == 1:
+            return [], np.empty((0, 0), dtype=np.float32)
+    good, parts = [], []
+    for turn in pending:
+        kept, vectors = yield from _vectors_of(rt, model, [turn])
+        if kept:
+            good.append(turn)
+            parts.append(vectors)
+    return good, np.concatenate(parts) if parts else np.empty((0, 0), dtype=np.float32)
+
+
+def _embedded(rt: Runtime, model: Model, pending: list[Pending]) -> Flow[Vectors]:
+    texts = embedding.texts_of(pending)
+    size = rt.settings.embed_batch_size
+    parts = []
+    for at in range(0, len(texts), size):
+        batch = texts[at : at + size]
+        vectors = yield from embed(rt.embedder, batch)
+        parts.append(check_vectors(vectors, count=len(batch), dimensions=model.dimensions, model=model.name))
+    return np.concatenate(parts)
+
+
+class Worker:
+    """A thread that forms what its process writes, soon after, and whatever else waits in the database.
+
+    A thread in both worlds: embedding is CPU or network work that must not stand in an event loop's way.
+    """
+
+    def __init__(self, rt: Runtime, on_round: Callable[[FormReport], None] | None = None) -> None:
+        self._rt = rt
+        self._on_round = on_round
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._pid = 0
+        self.last_error: str | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive() and self._pid == os.getpid()
+
+    def start(self) -> None:
+        """Start the thread; a second call changes nothing, also after a fork."""
+        if self.running:
+            return
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._pid = os.getpid()
+        self._rt.wake = self._wake.set
+        self._thread = threading.Thread(target=self.run, name="pgmem-worker", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_seconds: float = 10.0) -> None:
+        """Stop after the session under way; what is left stays on the to-do list."""
+        self._stop.set()
+        self._wake.set()
+        if self.running and self._thread is not None:
+            self._thread.join(timeout_seconds)
+        self._thread = None
+        self._rt.wake = lambda: None
+
+    def run(self) -> None:
+        """Work until stopped. Blocking: `start` gives it a thread, `pgmem worker` a process."""
+        poll = self._rt.settings.worker_poll_seconds
+        wait = 0.0
+        while not self._stop.is_set():
+            self._wake.wait(wait)
+            self._wake.clear()
+            if self._stop.is_set():
+                break
+            try:
+                report = run(form(self._rt, wait=False, eager=False), self._rt.database)
+                self.last_error = next(iter(report.errors.values()), None)
+                wait = poll
+                if self._on_round is not None:
+                    self._on_round(report)
+            except EmbeddingError as exc:
+                self.last_error = str(exc)
+                wait = poll
+            except Exception as exc:
+                # The thread must outlive a database restart: it says so once and comes back, slower.
+                if self.last_error is None:
+                    log.warning("the worker could not reach its work and goes on trying: %s", exc)
+                self.last_error = f"{type(exc).__name__}: {exc}"
+                wait = min(max(wait, poll) * 2, 30.0)

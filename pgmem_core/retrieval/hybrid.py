@@ -1,0 +1,193 @@
+"""The read: one statement for a whole context, and the same recall alone for a search. Operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from pgmem_core.database.connection import Connection, VectorParameter
+from pgmem_core.database.migrate import Model
+from pgmem_core.encoding import decode_json, decode_text
+from pgmem_core.ids import user_key
+from pgmem_core.protocols import Vectors
+from pgmem_core.tiers.plain import Where
+from pgmem_core.tiers.working import turn_of_row
+from pgmem_core.types import Scope, ScoredMemory, ScoreParts, Turn
+
+__all__ = ["Found", "Query", "read", "search"]
+
+# Each arm's best: 100 gave the same recall on LoCoMo for more work, 25 cost 0.01.
+CANDIDATES = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What to look for: terms and a vector (either may be missing), and how to weigh what is found."""
+
+    terms: Sequence[int]
+    vector: Vectors | None
+    model: Model | None
+    limit: int
+    half_life_days: float
+    recency_share: float
+    floor: float | None
+    as_of: datetime | None = None
+
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "terms": list(self.terms),
+            "vector": None if self.vector is None or self.model is None else VectorParameter(self.vector),
+            "model": self.model.id if self.model else "m0",
+            "dimensions": self.model.dimensions if self.model else 1,
+            "limit": self.limit,
+            "candidates": max(CANDIDATES, self.limit),
+            "half_life": self.half_life_days,
+            "recency": self.recency_share,
+            "floor": self.floor,
+            "as_of": self.as_of or datetime.now(UTC),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one read brought back. last_seq: the session's last turn as this read saw it, 0 for a new one."""
+
+    exists: bool
+    user_id: str | None
+    last_seq: int
+    window: list[Turn]
+    pinned: list[Turn]
+    recalled: list[ScoredMemory]
+
+
+_RECALL = """{schema}.recall(
+    %(tenant)s, %(user)s, %(user_key)s, %(terms)s::bigint[], %(vector)s, %(model)s, %(dimensions)s,
+    %(kinds)s::text[], %(session)s, %(agent)s, %(after)s::timestamptz, %(before)s::timestamptz,
+    %(path)s::jsonpath, %(variables)s, {skip}, %(limit)s, %(candidates)s, %(as_of)s::timestamptz, %(half_life)s,
+    %(recency)s, %(floor)s)"""
+_RECALL_COLUMNS = """id, kind, session_id, seq, role, content, message, metadata, token_count, created_at, score,
+    lexical, dense, neighbour, episode, decay, bm25, cosine"""
+_NO_SCORE = ", ".join(["NULL::float8"] * 8)
+
+
+def search(conn: Connection, scope: Scope, query: Query, where: Where) -> list[ScoredMemory]:
+    """Return the best memories of a user, best first. One statement."""
+    rows = conn.query(
+        f"SELECT {_RECALL_COLUMNS} FROM {_RECALL.format(schema=conn.schema, skip='NULL, NULL')}",
+        {
+            "tenant": scope.tenant_id, "user_key": user_key(scope.user_id), **query.parameters(),
+            **where.parameters(), "user": scope.user_id,
+        },
+    )  # fmt: skip
+    return [_scored(row) for row in rows]
+
+
+def read(
+    conn: Connection,
+    scope: Scope,
+    session_id: str,
+    query: Query,
+    where: Where,
+    *,
+    window_tokens: int,
+    window_turns: int,
+) -> Found:
+    """Return the session's window and the memories relevant to the query. One statement, one round trip.
+
+    The window starts at a multiple of half its size (in tokens, and in turns), so its first turn stays the same
+    for many turns and so does the prompt's beginning. Turns in the window are not recalled.
+    Plans: sessions_pkey, records_turns, records_instructions; then those of recall.
+    """
+    schema = conn.schema
+    rows = conn.query(
+        f"""WITH s AS MATERIALIZED (
+              SELECT user_id, last_seq,
+                CASE WHEN token_total > %(tokens)s
+                     THEN ceil((token_total - %(tokens)s) / (%(tokens)s / 2.0))::bigint * (%(tokens)s / 2)
+                     ELSE 0 END AS from_offset,
+                CASE WHEN last_seq > %(turns)s
+                     THEN ceil((last_seq - %(turns)s) / (%(turns)s / 2.0))::bigint * (%(turns)s / 2)
+                     ELSE 0 END AS after_seq
+              FROM {schema}.sessions WHERE tenant_id = %(tenant)s AND session_id = %(this_session)s
+            ), w AS MATERIALIZED (
+              SELECT t.* FROM s CROSS JOIN LATERAL (
+                SELECT r.id, r.kind, r.session_id, r.seq, r.role, r.content, r.message, r.metadata, r.token_count,
+                       r.created_at, r.token_offset, r.provisional
+                FROM {schema}.records r
+                WHERE r.tenant_id = %(tenant)s AND r.session_id = %(this_session)s AND r.seq IS NOT NULL
+                  AND r.seq > s.after_seq
+                ORDER BY r.seq DESC LIMIT %(turns)s) t
+              WHERE t.token_offset >= s.from_offset OR t.seq = s.last_seq
+            ), pinned AS (
+              (SELECT r.* FROM {schema}.records r
+               WHERE r.tenant_id = %(tenant)s AND r.session_id = %(this_session)s
+                 AND r.role IN ('system', 'developer') AND r.seq < (SELECT min(seq) FROM w)
+               ORDER BY r.seq DESC LIMIT 4)
+              UNION ALL
+              (SELECT r.* FROM {schema}.records r
+               WHERE r.tenant_id = %(tenant)s AND r.session_id = %(this_session)s AND r.seq IS NOT NULL
+                 AND r.role = 'user' AND r.seq < (SELECT min(seq) FROM w)
+                 AND NOT EXISTS (SELECT FROM w WHERE w.role = 'user')
+               ORDER BY r.seq DESC LIMIT 1)
+            )
+            SELECT 0, NULL::uuid, user_id, NULL, last_seq, NULL, NULL, NULL::jsonb, NULL::jsonb, NULL::int,
+                   NULL::timestamptz, {_NO_SCORE} FROM s
+            UNION ALL
+            SELECT 1, id, kind, session_id, seq, role, content, message, metadata, token_count, created_at,
+                   {_NO_SCORE} FROM pinned
+            UNION ALL
+            SELECT 2, id, kind, session_id, seq, role, content, message, metadata, token_count, created_at,
+                   {_NO_SCORE} FROM w
+            UNION ALL
+            SELECT 3, {_RECALL_COLUMNS} FROM {
+            _RECALL.format(
+                schema=schema,
+                skip="%(this_session)s, coalesce((SELECT min(w.token_offset) FROM w), 9223372036854775807)",
+            )
+        }""",
+        {
+            "tenant": scope.tenant_id, "user_key": user_key(scope.user_id), "this_session": session_id,
+            "tokens": window_tokens, "turns": window_turns, **query.parameters(), **where.parameters(),
+            "user": scope.user_id,
+        },
+    )  # fmt: skip
+    found = Found(False, None, 0, [], [], [])
+    exists, user_id, last_seq = False, None, 0
+    for row in rows:
+        part = row[0]
+        if part == 0:
+            exists, user_id, last_seq = True, row[2], row[4]
+        elif part == 3:
+            found.recalled.append(_scored(row[1:]))
+        else:
+            (found.pinned if part == 1 else found.window).append(_turn(row))
+    found.window.sort(key=lambda turn: turn.seq)
+    found.pinned.sort(key=lambda turn: turn.seq)
+    return Found(exists, user_id, last_seq, found.window, found.pinned, found.recalled)
+
+
+def _turn(row: Sequence[Any]) -> Turn:
+    _, record_id, _, session_id, seq, role, content, message, metadata, tokens, created_at = row[:11]
+    return turn_of_row((record_id, session_id, seq, role, content, message, metadata, tokens, created_at))
+
+
+def _scored(row: Sequence[Any]) -> ScoredMemory:
+    record_id, kind, session_id, seq, role, content, message, metadata, tokens, created_at = row[:10]
+    score, lexical, dense, neighbour, episode, decay, bm25, cosine = row[10:]
+    name = (message or {}).get("name")
+    return ScoredMemory(
+        id=str(record_id),
+        kind=kind,
+        content=decode_text(content),
+        score=score,
+        parts=ScoreParts(lexical, dense, neighbour, episode, decay, bm25, cosine),
+        session_id=session_id,
+        seq=seq,
+        role=role,
+        name=name and decode_text(name),
+        created_at=created_at.astimezone(UTC),
+        token_count=tokens,
+        metadata=decode_json(metadata),
+    )

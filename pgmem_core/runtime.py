@@ -1,0 +1,160 @@
+"""What the flows of one client share: the database, the embedder, the caches, the queries on their way to
+becoming turns, and the one thread that works beside the turn."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from pgmem_core.database.engine import Database
+from pgmem_core.database.migrate import Model
+from pgmem_core.protocols import Embedder, Vectors
+from pgmem_core.settings import Settings
+from pgmem_core.types import NewTurn, Scope
+
+__all__ = ["PendingQuery", "Runtime"]
+
+log = logging.getLogger(__name__)
+
+# 1,024 query vectors of 1,536 dimensions are 6 MB.
+_QUERY_CACHE = 1024
+
+
+@dataclass(slots=True)
+class PendingQuery:
+    """A query that compile_context was given: the user's turn, until it is durable."""
+
+    scope: Scope
+    session_id: str
+    turn: NewTurn
+    create: bool
+    written: Future[Any] | None = field(default=None)
+
+    @property
+    def durable(self) -> bool:
+        return self.written is not None and self.written.done() and self.written.exception() is None
+
+
+class Runtime:
+    """Shared state of one client. Safe to use from many threads; a forked child starts afresh."""
+
+    def __init__(self, database: Database, settings: Settings, embedder: Embedder | None) -> None:
+        self.database = database
+        self.settings = settings
+        self._embedder = embedder
+        self._own_embedder = embedder is not None
+        self.ready = False
+        self.models: dict[str, Model] = {}
+        self._queries: OrderedDict[tuple[str, str], Vectors] = OrderedDict()
+        self._pending: dict[tuple[str, str], list[PendingQuery]] = {}
+        self._lock = threading.Lock()
+        self._beside: ThreadPoolExecutor | None = None
+        self._pid = os.getpid()
+        self.wake: Callable[[], None] = lambda: None
+        self.writes = 0  # records added, to know when to count scopes anew
+
+    @property
+    def embedder(self) -> Embedder:
+        """The embedder given, or the bundled one. Raises: MissingExtra if neither is there."""
+        if self._embedder is None:
+            from pgmem_core.models.bundled import BundledEmbedder
+
+            self._embedder = BundledEmbedder()
+        return self._embedder
+
+    @property
+    def embedder_known(self) -> bool:
+        """True once an embedder was given or the bundled one was found."""
+        return self._embedder is not None
+
+    @property
+    def has_own_embedder(self) -> bool:
+        return self._own_embedder
+
+    # -- query vectors ---------------------------------------------------------------------------------------
+
+    def cached_query(self, text: str) -> Vectors | None:
+        key = (self.embedder.model, text)
+        with self._lock:
+            vector = self._queries.get(key)
+            if vector is not None:
+                self._queries.move_to_end(key)
+            return vector
+
+    def cache_query(self, text: str, vector: Vectors) -> None:
+        with self._lock:
+            self._queries[(self.embedder.model, text)] = vector
+            while len(self._queries) > _QUERY_CACHE:
+                self._queries.popitem(last=False)
+
+    # -- queries on their way to becoming turns --------------------------------------------------------------
+
+    def pending(self, tenant_id: str, session_id: str) -> list[PendingQuery]:
+        """Return the queries of a session that are not durable yet, oldest first; forget the durable ones."""
+        self._check_fork()
+        key = (tenant_id, session_id)
+        with self._lock:
+            waiting = [query for query in self._pending.get(key, ()) if not query.durable]
+            if waiting:
+                self._pending[key] = waiting
+            else:
+                self._pending.pop(key, None)
+            return list(waiting)
+
+    def add_pending(self, query: PendingQuery) -> None:
+        self._check_fork()
+        with self._lock:
+            self._pending.setdefault((query.scope.tenant_id, query.session_id), []).append(query)
+
+    def settle(self, tenant_id: str, session_id: str, queries: list[PendingQuery]) -> None:
+        """Forget queries that another write made durable."""
+        with self._lock:
+            left = [q for q in self._pending.get((tenant_id, session_id), ()) if q not in queries]
+            if left:
+                self._pending[(tenant_id, session_id)] = left
+            else:
+                self._pending.pop((tenant_id, session_id), None)
+
+    def all_pending(self) -> list[PendingQuery]:
+        with self._lock:
+            return [query for queries in self._pending.values() for query in queries if not query.durable]
+
+    # -- beside the turn -------------------------------------------------------------------------------------
+
+    def beside(self, work: Callable[[], Any]) -> Future[Any]:
+        """Run work on the thread beside the turn; failures are logged, never raised into the turn."""
+        self._check_fork()
+        with self._lock:
+            if self._beside is None:
+                # One thread, so writes keep their order. The interpreter waits for it at exit.
+                self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pgmem-beside")
+            future = self._beside.submit(work)
+        future.add_done_callback(_log_failure)
+        return future
+
+    def close(self) -> None:
+        """Finish what is under way beside the turn and stop its thread."""
+        self._check_fork()
+        with self._lock:
+            beside, self._beside = self._beside, None
+        if beside is not None:
+            beside.shutdown(wait=True)
+
+    def _check_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._lock = threading.Lock()
+            self._beside = None
+            self._pending = {}  # the parent's to write
+
+
+def _log_failure(future: Future[Any]) -> None:
+    error = future.exception()
+    if error is not None:
+        log.warning("work beside the turn failed: %s: %s", type(error).__name__, error)

@@ -1,0 +1,224 @@
+"""A session: one thread of conversation, read before the reply and written after it.
+
+`Session` blocks and has the words; `AsyncSession` stands below with the same methods to await.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from pgmem_core import asking
+from pgmem_core.effects import arun, run
+from pgmem_core.types import CompiledContext, ScoredMemory, SessionInfo, Turn
+
+if TYPE_CHECKING:
+    from pgmem_core.flows import SessionKey
+    from pgmem_core.runtime import Runtime
+
+__all__ = ["AsyncSession", "Session"]
+
+
+class _Base:
+    def __init__(self, rt: Runtime, key: SessionKey) -> None:
+        self._rt = rt
+        self._key = key
+
+    @property
+    def id(self) -> str:
+        """The session's id: the one given, or the UUIDv7 minted for it."""
+        return self._key.session_id
+
+    @property
+    def group_id(self) -> str:
+        return self._key.scope.tenant_id
+
+    @property
+    def user_id(self) -> str | None:
+        """Whose session it is; None for one without a user, which recalls only itself."""
+        return asking.shown_user(self._key.scope.user_id)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id!r}, user_id={self.user_id!r}, group_id={self.group_id!r})"
+
+
+class Session(_Base):
+    """One thread of conversation. Made by `mem.session.create`, `open` or `get`."""
+
+    def compile_context(
+        self,
+        query: object = None,
+        *,
+        query_id: str | uuid.UUID | None = None,
+        injected_context: Sequence[str] = (),
+        instructions: str | None = None,
+        budget_tokens: int | None = None,
+        recall_items: int | None = None,
+        recall_tokens: int | None = None,
+        kinds: Sequence[str] | None = None,
+        filter: Mapping[str, Any] | None = None,
+        store_query: bool = True,
+        floor: float | str | None = "default",
+    ) -> CompiledContext:
+        """Read memory into a prompt for the user's query: the only work before the reply.
+
+        One query embedding (bounded by the setting `embed_timeout_ms`; past it the read goes by words) and one
+        round trip. `query`: str, content blocks, or an object with `.content`; it is the user's turn, and is
+        made durable beside the model call (`store_query=False`: not). `injected_context`: texts that others
+        own, shown this once and never stored. `instructions`: your system prompt, put first in the stable
+        prefix. `filter` and `kinds` bound what is recalled; `floor=None` recalls whatever comes nearest.
+
+        Raises: NotFound, InvalidArgument, StoreUnavailable.
+        """
+        return run(asking.compile_context(
+            self._rt, self._key, query, query_id=query_id, injected_context=injected_context,
+            instructions=instructions, budget_tokens=budget_tokens, recall_items=recall_items,
+            recall_tokens=recall_tokens, kinds=kinds, filter=filter, store_query=store_query, floor=floor,
+        ), self._rt.database)  # fmt: skip
+
+    def add_turn(
+        self,
+        role: str,
+        content: object = None,
+        *,
+        id: str | uuid.UUID | None = None,
+        name: str | None = None,
+        tool_calls: Sequence[Mapping[str, Any]] | None = None,
+        tool_call_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        created_at: datetime | None = None,
+        extra: Mapping[str, Any] | None = None,
+        connection: Any = None,
+    ) -> Turn:
+        """Append one turn and return it, with its place in the session. One statement.
+
+        `role`: system, developer, user, assistant or tool. `content`: str, content blocks, or an object with
+        `.content`. `id`: your own, any string; the same id again stores nothing and returns the first.
+        `created_at`: when it was said (aware; default now). `extra`: more fields of the message, returned as
+        they are. `connection`: joins that transaction. A query that compile_context was given goes before it.
+
+        Raises: InvalidArgument, NotFound, Conflict (the id is another session's), StoreUnavailable.
+        """
+        turn = {
+            "role": role, "content": content, "id": id, "name": name, "tool_calls": tool_calls,
+            "tool_call_id": tool_call_id, "metadata": metadata, "created_at": created_at, "extra": extra,
+        }  # fmt: skip
+        return run(asking.add_turns(self._rt, self._key, [turn], connection), self._rt.database)[0]
+
+    def add_turns(self, turns: Sequence[Mapping[str, Any]], *, connection: Any = None) -> list[Turn]:
+        """Append turns in order, in one statement: all of them or, if one is bad, none.
+
+        Each is a mapping with the arguments of `add_turn` as keys.
+        """
+        return run(asking.add_turns(self._rt, self._key, turns, connection), self._rt.database)
+
+    def turns(self, limit: int | None = None, *, before_seq: int | None = None) -> list[Turn]:
+        """Return the last `limit` turns (all if None), oldest first; before_seq pages backwards."""
+        return run(asking.turns(self._rt, self._key, limit, before_seq), self._rt.database)
+
+    def window(self, *, budget_tokens: int | None = None, max_turns: int | None = None) -> list[Turn]:
+        """Return the newest turns within a token budget and a count, oldest first.
+
+        A tool call is never parted from its results, and the newest user turn is always there.
+        """
+        return run(asking.window(self._rt, self._key, budget_tokens, max_turns), self._rt.database)
+
+    def search(
+        self,
+        query: object,
+        *,
+        k: int = 8,
+        filter: Mapping[str, Any] | None = None,
+        floor: float | None = None,
+    ) -> list[ScoredMemory]:
+        """Return the best k memories of this session's user, best first."""
+        return run(asking.search(self._rt, self._key.scope, query, k, {"filter": filter}, floor), self._rt.database)
+
+    def info(self) -> SessionInfo:
+        """Return the session as stored. Raises: NotFound."""
+        return run(asking.session_info(self._rt, self._key), self._rt.database)
+
+    def end(self) -> SessionInfo:
+        """Mark the session ended and return it."""
+        return run(asking.end_session(self._rt, self._key), self._rt.database)
+
+    def delete(self) -> int:
+        """Delete the session with its turns, vectors and terms; return how many turns it had."""
+        return run(asking.delete_session(self._rt, self._key), self._rt.database)
+
+
+class AsyncSession(_Base):
+    """`Session` to await; see there."""
+
+    async def compile_context(
+        self,
+        query: object = None,
+        *,
+        query_id: str | uuid.UUID | None = None,
+        injected_context: Sequence[str] = (),
+        instructions: str | None = None,
+        budget_tokens: int | None = None,
+        recall_items: int | None = None,
+        recall_tokens: int | None = None,
+        kinds: Sequence[str] | None = None,
+        filter: Mapping[str, Any] | None = None,
+        store_query: bool = True,
+        floor: float | str | None = "default",
+    ) -> CompiledContext:
+        return await arun(asking.compile_context(
+            self._rt, self._key, query, query_id=query_id, injected_context=injected_context,
+            instructions=instructions, budget_tokens=budget_tokens, recall_items=recall_items,
+            recall_tokens=recall_tokens, kinds=kinds, filter=filter, store_query=store_query, floor=floor,
+        ), self._rt.database)  # fmt: skip
+
+    async def add_turn(
+        self,
+        role: str,
+        content: object = None,
+        *,
+        id: str | uuid.UUID | None = None,
+        name: str | None = None,
+        tool_calls: Sequence[Mapping[str, Any]] | None = None,
+        tool_call_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        created_at: datetime | None = None,
+        extra: Mapping[str, Any] | None = None,
+        connection: Any = None,
+    ) -> Turn:
+        turn = {
+            "role": role, "content": content, "id": id, "name": name, "tool_calls": tool_calls,
+            "tool_call_id": tool_call_id, "metadata": metadata, "created_at": created_at, "extra": extra,
+        }  # fmt: skip
+        return (await arun(asking.add_turns(self._rt, self._key, [turn], connection), self._rt.database))[0]
+
+    async def add_turns(self, turns: Sequence[Mapping[str, Any]], *, connection: Any = None) -> list[Turn]:
+        return await arun(asking.add_turns(self._rt, self._key, turns, connection), self._rt.database)
+
+    async def turns(self, limit: int | None = None, *, before_seq: int | None = None) -> list[Turn]:
+        return await arun(asking.turns(self._rt, self._key, limit, before_seq), self._rt.database)
+
+    async def window(self, *, budget_tokens: int | None = None, max_turns: int | None = None) -> list[Turn]:
+        return await arun(asking.window(self._rt, self._key, budget_tokens, max_turns), self._rt.database)
+
+    async def search(
+        self,
+        query: object,
+        *,
+        k: int = 8,
+        filter: Mapping[str, Any] | None = None,
+        floor: float | None = None,
+    ) -> list[ScoredMemory]:
+        return await arun(
+            asking.search(self._rt, self._key.scope, query, k, {"filter": filter}, floor), self._rt.database
+        )
+
+    async def info(self) -> SessionInfo:
+        return await arun(asking.session_info(self._rt, self._key), self._rt.database)
+
+    async def end(self) -> SessionInfo:
+        return await arun(asking.end_session(self._rt, self._key), self._rt.database)
+
+    async def delete(self) -> int:
+        return await arun(asking.delete_session(self._rt, self._key), self._rt.database)

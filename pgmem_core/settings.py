@@ -1,0 +1,75 @@
+"""Settings: one place for every number a deployment may want to change.
+
+Each is read from the constructor first, then from the environment as `PGMEM_<NAME>`. An unknown name raises.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from pgmem_core.errors import ConfigurationError
+
+__all__ = ["Settings", "make_settings"]
+
+
+class Settings(BaseSettings):
+    """How pgmem stores and recalls. Units are in the names."""
+
+    model_config = SettingsConfigDict(env_prefix="PGMEM_", extra="forbid", frozen=True)
+
+    schema_name: str = Field("pgmem", description="Postgres schema that holds every object of pgmem")
+    language: str = Field("english", description="stemming language of the words index, or 'simple'")
+
+    pooler: Literal["none", "pgbouncer"] = Field(
+        "none", description="'pgbouncer' for transaction pooling: no prepared statements, no session state"
+    )
+    pool_size: int = Field(5, ge=1, le=1000)
+    max_overflow: int = Field(10, ge=0, le=1000)
+    pool_timeout_seconds: float = Field(30.0, gt=0)
+    connect_timeout_seconds: int = Field(10, ge=1)
+
+    budget_tokens: int = Field(8000, ge=64, description="tokens of a whole compiled context")
+    prefix_tokens: int = Field(400, ge=0, description="most tokens of the stable prefix's memory")
+    recall_tokens: int = Field(800, ge=0, description="most tokens of recalled items in the tail")
+    recall_items: int = Field(8, ge=0, le=100, description="most recalled items in the tail")
+    window_turns: int = Field(200, ge=2, le=2000, description="most turns of the live window")
+
+    embed_timeout_ms: int = Field(150, ge=1, description="past it the read goes by words alone")
+    embed_batch_size: int = Field(128, ge=1, le=4096)
+
+    half_life_days: float = Field(30.0, gt=0, description="age at which half of the recency share is gone")
+    recency_share: float = Field(0.10, ge=0, le=1, description="share of the score that age can take away")
+    relevance_floor: float | None = Field(
+        None, ge=-1, le=1, description="cosine below which nothing is injected; None: the embedder's own"
+    )
+
+    worker_poll_seconds: float = Field(1.0, gt=0)
+    worker_lease_seconds: float = Field(60.0, gt=0)
+
+    @field_validator("schema_name")
+    @classmethod
+    def _schema_is_an_identifier(cls, value: str) -> str:
+        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", value) or value.startswith("pg_"):
+            raise ValueError(
+                f"schema_name {value!r} must be a plain lower-case identifier (letters, digits, _; at most 63"
+                " characters, not starting with pg_)"
+            )
+        return value
+
+
+def make_settings(settings: Settings | None, options: dict[str, object]) -> Settings:
+    """Return settings with options laid over them. Raises: ConfigurationError naming each bad setting."""
+    unknown = sorted(set(options) - set(Settings.model_fields))
+    if unknown:
+        known = ", ".join(sorted(Settings.model_fields))
+        raise ConfigurationError(f"unknown setting {', '.join(unknown)}; pgmem knows {known}")
+    base = settings.model_dump(exclude_unset=True) if settings is not None else {}
+    try:
+        return Settings(**{**base, **options})
+    except ValidationError as exc:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'setting'}: {e['msg']}" for e in exc.errors())
+        raise ConfigurationError(f"bad settings: {problems}") from None

@@ -1,0 +1,117 @@
+"""From what a caller gives to what is stored: a turn checked, counted and analysed. Pure."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pgmem_core.content import read_content, searchable_text, spoken, stored_blocks
+from pgmem_core.encoding import encode_json, encode_text
+from pgmem_core.errors import InvalidArgument
+from pgmem_core.ids import turn_uuid
+from pgmem_core.retrieval import lexical
+from pgmem_core.tokens import count_message
+from pgmem_core.types import ROLES, SILENT_ROLES, NewTurn
+
+__all__ = ["check_time", "is_blank", "new_turn"]
+
+# What counts as nothing: white space, and the characters that show nothing at all.
+_INVISIBLE = dict.fromkeys([0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF, 0x00AD])
+_ALIASES = {
+    "human": "user",
+    "ai": "assistant",
+    "model": "assistant",
+    "chatbot": "assistant",
+    "function": "tool",
+}
+
+
+def is_blank(text: str) -> bool:
+    """True if text shows nothing: empty, white space, zero-width characters."""
+    return not text.translate(_INVISIBLE).strip()
+
+
+def check_time(value: datetime | None, name: str = "created_at") -> datetime | None:
+    """Return an aware datetime in UTC. Raises: InvalidArgument for a naive one: its zone would be a guess."""
+    if value is None:
+        return None
+    if not isinstance(value, datetime):
+        raise InvalidArgument(f"{name} must be an aware datetime, got {type(value).__name__}")
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise InvalidArgument(
+            f"{name} {value.isoformat()} has no timezone; pass an aware datetime, e.g. datetime.now(timezone.utc)"
+        )
+    return value.astimezone(UTC)
+
+
+def check_role(role: object) -> str:
+    """Return the role, with the other names of the same roles folded. Raises: InvalidArgument."""
+    if isinstance(role, str):
+        known = _ALIASES.get(role.lower(), role.lower())
+        if known in ROLES:
+            return known
+    raise InvalidArgument(f"role {role!r} is unknown; use one of {', '.join(ROLES)}")
+
+
+def new_turn(
+    *,
+    tenant_id: str,
+    session_id: str,
+    language: str,
+    role: str,
+    content: object,
+    id: str | uuid.UUID | None = None,
+    name: str | None = None,
+    tool_calls: Sequence[Mapping[str, Any]] | None = None,
+    tool_call_id: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    created_at: datetime | None = None,
+    extra: Mapping[str, Any] | None = None,
+    provisional: bool = False,
+    after_seq: int | None = None,
+) -> NewTurn:
+    """Return the turn ready to store. Raises: InvalidArgument before anything is written."""
+    role = check_role(role)
+    body = read_content(content)
+    text = searchable_text(body)
+    calls = [dict(call) for call in tool_calls or ()]
+    if is_blank(text) and not calls and not (isinstance(body, list) and body) and role != "tool":
+        raise InvalidArgument(
+            f"the content of this {role} turn is blank; a turn needs text, a content block or a tool call"
+        )
+    held: dict[str, Any] = {}
+    blocks = stored_blocks(body)
+    if blocks is not None:
+        held["content"] = blocks
+    if name is not None:
+        if not isinstance(name, str):
+            raise InvalidArgument(f"name must be a string, got {type(name).__name__}")
+        held["name"] = encode_text(name)
+    if calls:
+        held["tool_calls"] = encode_json(calls, where="tool_calls")
+    if tool_call_id is not None:
+        held["tool_call_id"] = encode_text(tool_call_id)
+    for key, value in (extra or {}).items():
+        held[key] = encode_json(value, where=key)
+    terms = (
+        lexical.Terms((), (), 0)
+        if role in SILENT_ROLES or is_blank(text)
+        else lexical.analyse(spoken(text, name), language=language)
+    )
+    return NewTurn(
+        id=turn_uuid(id, tenant_id, session_id),
+        role=role,
+        text=encode_text(text),
+        message=held or None,
+        metadata=encode_json(dict(metadata or {}), where="metadata"),
+        token_count=count_message(body, calls, name),
+        created_at=check_time(created_at),
+        terms=terms.hashes,
+        term_counts=terms.counts,
+        term_total=terms.length,
+        given_id=id is not None,
+        provisional=provisional,
+        after_seq=after_seq,
+    )

@@ -1,0 +1,1 @@
+"""pgmem for LangChain and LangGraph."""

@@ -1,0 +1,1 @@
+"""pgmem for LlamaIndex."""
