@@ -83,18 +83,20 @@ def list_sessions(
 
 def session_info(rt: Runtime, key: SessionKey) -> Flow[SessionInfo]:
     yield from flows.ready(rt)
-    return (yield from transact(sessions.fetch, key.scope.tenant_id, key.session_id, single=True))
+    return (yield from transact(sessions.fetch, key.scope.tenant_id, key.session_id, user_id=key.scope.user_id,
+                                single=True))  # fmt: skip
 
 
 def end_session(rt: Runtime, key: SessionKey) -> Flow[SessionInfo]:
     yield from flows.ready(rt)
-    return (yield from transact(sessions.end, key.scope.tenant_id, key.session_id, single=True))
+    return (yield from transact(sessions.end, key.scope.tenant_id, key.session_id, user_id=key.scope.user_id,
+                                single=True))  # fmt: skip
 
 
 def delete_session(rt: Runtime, key: SessionKey) -> Flow[int]:
     yield from flows.ready(rt)
     rt.settle(key.scope.tenant_id, key.session_id, rt.pending(key.scope.tenant_id, key.session_id))
-    return (yield from transact(sessions.delete, key.scope.tenant_id, key.session_id))
+    return (yield from transact(sessions.delete, key.scope.tenant_id, key.session_id, user_id=key.scope.user_id))
 
 
 # -- turns and context -----------------------------------------------------------------------------------------
@@ -127,6 +129,7 @@ def turns(rt: Runtime, key: SessionKey, limit: int | None, before_seq: int | Non
             key.session_id,
             limit=limit,
             before_seq=before_seq,
+            user_id=key.scope.user_id,
             single=True,
         )
     )
@@ -140,7 +143,9 @@ def window(rt: Runtime, key: SessionKey, budget_tokens: int | None, max_turns: i
     yield from _flush(rt, key)
     most = rt.settings.window_turns if max_turns is None else max_turns
     # A cut that falls among tool results needs the call before it: look a little further back.
-    recent = yield from transact(working.recent, key.scope.tenant_id, key.session_id, limit=most + 50, single=True)
+    recent = yield from transact(
+        working.recent, key.scope.tenant_id, key.session_id, limit=most + 50, user_id=key.scope.user_id, single=True
+    )
     return within(recent, budget_tokens, most)
 
 
@@ -178,7 +183,12 @@ def compile_context(
         raise InvalidArgument(f"floor must be a number, None or 'default', got {floor!r}")
     budget = settings.budget_tokens if budget_tokens is None else check_limit(budget_tokens, "budget_tokens")
     items = settings.recall_items if recall_items is None else check_limit(recall_items, "recall_items")
-    tokens = settings.recall_tokens if recall_tokens is None else check_limit(recall_tokens, "recall_tokens")
+    # A small budget is shared out in proportion; what the caller asks for is taken at its word.
+    tokens = (
+        min(settings.recall_tokens, budget // 4)
+        if recall_tokens is None
+        else min(check_limit(recall_tokens, "recall_tokens"), budget)
+    )
     request = ContextRequest(
         key=key,
         query=query,
@@ -187,7 +197,7 @@ def compile_context(
         instructions=instructions,
         budget_tokens=budget,
         recall_items=items,
-        recall_tokens=min(tokens, budget),
+        recall_tokens=tokens,
         where=where_of(kind=kinds, filter=filter),
         store_query=store_query,
         floor=floor,
@@ -207,6 +217,8 @@ def search(
     floor: float | str | None,
 ) -> Flow[list[ScoredMemory]]:
     check_limit(k, "k")
+    if isinstance(floor, str) and floor != "default":
+        raise InvalidArgument(f"floor must be a number, None or 'default', got {floor!r}")
     where = where_of(**conditions)
     return (yield from flows.search(rt, scope, query, where, limit=k, floor=floor))
 

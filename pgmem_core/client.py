@@ -152,7 +152,7 @@ class PgMem(_Base):
         after: datetime | None = None,
         before: datetime | None = None,
         filter: Mapping[str, Any] | None = None,
-        floor: float | None = None,
+        floor: float | str | None = None,
     ) -> list[ScoredMemory]:
         """Return a user's best memories for a query, best first, with the parts of their scores; [] if blank."""
         return run(asking.search(
@@ -263,7 +263,7 @@ class AsyncPgMem(_Base):
         after: datetime | None = None,
         before: datetime | None = None,
         filter: Mapping[str, Any] | None = None,
-        floor: float | None = None,
+        floor: float | str | None = None,
     ) -> list[ScoredMemory]:
         return await arun(asking.search(
             self._rt, asking.scope_of(group_id, user_id, None, None), query, top_k,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pgmem_core.encoding import encode_json
 from pgmem_core.errors import InvalidArgument
 
-__all__ = ["Content", "read_content", "searchable_text", "spoken", "stored_blocks"]
+__all__ = ["Content", "read_content", "searchable_text", "spoken"]
 
 Content = str | list[dict[str, Any]]
 
@@ -70,8 +69,3 @@ def spoken(text: str, name: str | None) -> str:
     Questions name people ("what did Ada say?"); on LoCoMo the name is worth 0.05 of recall@10, 0.10 in a pool.
     """
     return f"{name}: {text}" if name and text else text
-
-
-def stored_blocks(content: Content) -> list[dict[str, Any]] | None:
-    """Return what the message column keeps of content: nothing where the text column says it all."""
-    return None if isinstance(content, str) else encode_json(content, where="content")

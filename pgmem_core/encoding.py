@@ -10,6 +10,7 @@ twice; all else, also the six characters of a written-out `\u0000`, is stored as
 =========================  ==================================================================================
 str, and keys              by the rule for text; keys that are not strings are refused
 bool, int, float, None     themselves; an int of more than 4,000 digits is refused
+float from 1e16 on         the int of exactly that value, which equals it
 NaN, Infinity, -Infinity   `{"$float": "NaN"}` and so on, restored by `decode_json`; a dict of the caller's
                            with that one key gets one more `$`, and loses it again
 datetime                   `2024-02-29T07:30:00.000000Z`: UTC, always microseconds, so it sorts as text and
@@ -171,7 +172,8 @@ def _encode_int(value: int, where: str) -> int:
 
 def _encode_float(value: float) -> Any:
     if math.isfinite(value):
-        return value
+        # jsonb writes 1e16 out as 10000000000000000, which reads back as an int: make it the exact one.
+        return value if abs(value) < 1e16 else int(value)
     return {"$float": "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
 
 

@@ -14,7 +14,7 @@ from pgmem_core.content import Content, read_content, searchable_text
 from pgmem_core.database import migrate
 from pgmem_core.database.migrate import Model
 from pgmem_core.effects import EmbedTimeout, Flow, blocking, embed, run, transact
-from pgmem_core.errors import DimensionMismatch, EmbeddingError, InvalidArgument, MissingExtra, NotFound
+from pgmem_core.errors import Conflict, DimensionMismatch, EmbeddingError, InvalidArgument, MissingExtra, NotFound
 from pgmem_core.models.vectors import check_vector
 from pgmem_core.protocols import Vectors
 from pgmem_core.retrieval import hybrid, lexical
@@ -48,12 +48,12 @@ def setup(rt: Runtime) -> Flow[None]:
     if state.version != migrate.migrations()[-1][0] or state.vector is None:
         state = yield from transact(migrate.setup)
     rt.database.vector = state.vector
-    rt.ready = True
     try:
         yield from store_model(rt)
     except (EmbeddingError, MissingExtra) as exc:
         # A memory without its embedder still stores and finds by words; the worker will say so again.
         log.warning("the embedder is not at hand yet: %s", exc)
+    rt.ready = True  # not before: an embedder that does not fit is refused by every call, not by the first alone
     yield from blocking(lambda: _warm(rt))
 
 
@@ -207,6 +207,11 @@ def compile_context(rt: Runtime, request: ContextRequest) -> Flow[CompiledContex
     timings["read_ms"] = _ms(reading)
     if not found.exists and not key.create:
         raise NotFound(f"no session {key.session_id!r} in group {key.scope.tenant_id!r}; create it with session.create")
+    if found.exists and found.user_id != key.scope.user_id:
+        raise Conflict(
+            f"session {key.session_id!r} belongs to another user; open it with the user_id that created it, or use"
+            " another session id"
+        )
 
     compiling = time.perf_counter()
     asked = not is_blank(text) or isinstance(body, list)
@@ -249,7 +254,8 @@ def _ms(since: float) -> float:
 def _window_tokens(rt: Runtime, request: ContextRequest) -> int:
     # Constant from turn to turn, whatever the query's length, so that the window starts at the same turn.
     budget = request.budget_tokens
-    return max(budget // 4, budget - rt.settings.prefix_tokens - request.recall_tokens - budget // 8)
+    prefix = min(rt.settings.prefix_tokens, budget // 8)
+    return max(budget // 4, budget - prefix - request.recall_tokens - budget // 8)
 
 
 def _pending_query(

@@ -14,7 +14,9 @@ from typing import Any
 
 from pgmem_core.database.engine import Database
 from pgmem_core.database.migrate import Model
+from pgmem_core.errors import ConfigurationError
 from pgmem_core.protocols import Embedder, Vectors
+from pgmem_core.retrieval.lexical import LANGUAGES
 from pgmem_core.settings import Settings
 from pgmem_core.types import NewTurn, Scope
 
@@ -45,6 +47,10 @@ class Runtime:
     """Shared state of one client. Safe to use from many threads; a forked child starts afresh."""
 
     def __init__(self, database: Database, settings: Settings, embedder: Embedder | None) -> None:
+        if settings.language not in LANGUAGES:
+            raise ConfigurationError(
+                f"bad settings: language {settings.language!r} has no stemmer; use one of {', '.join(LANGUAGES)}"
+            )
         self.database = database
         self.settings = settings
         self._embedder = embedder
@@ -57,7 +63,7 @@ class Runtime:
         self._beside: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
         self.wake: Callable[[], None] = lambda: None
-        self.writes = 0  # records added, to know when to count scopes anew
+        self.uncounted: dict[tuple[str, str], int] = {}  # records added since their scope was counted
 
     @property
     def embedder(self) -> Embedder:
@@ -81,6 +87,7 @@ class Runtime:
 
     def cached_query(self, text: str) -> Vectors | None:
         key = (self.embedder.model, text)
+        self._check_fork()
         with self._lock:
             vector = self._queries.get(key)
             if vector is not None:
@@ -88,6 +95,7 @@ class Runtime:
             return vector
 
     def cache_query(self, text: str, vector: Vectors) -> None:
+        self._check_fork()
         with self._lock:
             self._queries[(self.embedder.model, text)] = vector
             while len(self._queries) > _QUERY_CACHE:
@@ -114,6 +122,7 @@ class Runtime:
 
     def settle(self, tenant_id: str, session_id: str, queries: list[PendingQuery]) -> None:
         """Forget queries that another write made durable."""
+        self._check_fork()
         with self._lock:
             left = [q for q in self._pending.get((tenant_id, session_id), ()) if q not in queries]
             if left:
@@ -122,6 +131,7 @@ class Runtime:
                 self._pending.pop((tenant_id, session_id), None)
 
     def all_pending(self) -> list[PendingQuery]:
+        self._check_fork()
         with self._lock:
             return [query for queries in self._pending.values() for query in queries if not query.durable]
 

@@ -131,7 +131,7 @@ class Session(_Base):
         *,
         k: int = 8,
         filter: Mapping[str, Any] | None = None,
-        floor: float | None = None,
+        floor: float | str | None = None,
     ) -> list[ScoredMemory]:
         """Return the best k memories of this session's user, best first."""
         return run(asking.search(self._rt, self._key.scope, query, k, {"filter": filter}, floor), self._rt.database)
@@ -208,7 +208,7 @@ class AsyncSession(_Base):
         *,
         k: int = 8,
         filter: Mapping[str, Any] | None = None,
-        floor: float | None = None,
+        floor: float | str | None = None,
     ) -> list[ScoredMemory]:
         return await arun(
             asking.search(self._rt, self._key.scope, query, k, {"filter": filter}, floor), self._rt.database

@@ -114,11 +114,22 @@ def add(
         vectors = passed  # type: ignore[assignment]
     checked = check_vectors(vectors, count=len(rows), dimensions=model.dimensions, model=model.name)
     ids = yield from transact(_store, scope, made, checked, model, given=given)
-    rt.writes += len(rows)
-    if given is None and (len(rows) > 1 or rt.writes % _STATS_EVERY == 0):
-        yield from transact(plain.refresh_stats, scope.tenant_id, None)
-        yield from transact(plain.refresh_stats, scope.tenant_id, scope.user_id)
+    if given is None:
+        yield from _count(rt, scope, len(rows))
     return ids
+
+
+def _count(rt: Runtime, scope: Scope, added: int) -> Flow[None]:
+    """Keep the counts of the scope and of its tenant, at every batch and every 64th single add."""
+    key = (scope.tenant_id, scope.user_id)
+    total = rt.uncounted.pop(key, 0) + added
+    if added == 1 and total < _STATS_EVERY:
+        if len(rt.uncounted) > 10_000:
+            rt.uncounted.clear()  # they only guard a choice of plans
+        rt.uncounted[key] = total
+        return
+    yield from transact(plain.refresh_stats, scope.tenant_id, None, total, single=True)
+    yield from transact(plain.refresh_stats, scope.tenant_id, scope.user_id, total, single=True)
 
 
 def _length(vector: object) -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from pgmem_core.content import read_content, searchable_text, spoken, stored_blocks
+from pgmem_core.content import read_content, searchable_text, spoken
 from pgmem_core.encoding import encode_json, encode_text
 from pgmem_core.errors import InvalidArgument
 from pgmem_core.ids import turn_uuid
@@ -17,8 +18,14 @@ from pgmem_core.types import ROLES, SILENT_ROLES, NewTurn
 
 __all__ = ["check_time", "is_blank", "new_turn"]
 
-# What counts as nothing: white space, and the characters that show nothing at all.
-_INVISIBLE = dict.fromkeys([0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF, 0x00AD])
+# What counts as nothing: white space, and the characters that show nothing at all (controls, joiners, bidi marks,
+# variation selectors, tags, the blanks of Hangul and Braille).
+_NOTHING = re.compile(
+    r"[\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    r"\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]*"
+)
+# What `extra` must leave alone: the fields that have arguments of their own.
+_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
 _ALIASES = {
     "human": "user",
     "ai": "assistant",
@@ -30,7 +37,7 @@ _ALIASES = {
 
 def is_blank(text: str) -> bool:
     """True if text shows nothing: empty, white space, zero-width characters."""
-    return not text.translate(_INVISIBLE).strip()
+    return _NOTHING.fullmatch(text) is not None
 
 
 def check_time(value: datetime | None, name: str = "created_at") -> datetime | None:
@@ -82,19 +89,18 @@ def new_turn(
             f"the content of this {role} turn is blank; a turn needs text, a content block or a tool call"
         )
     held: dict[str, Any] = {}
-    blocks = stored_blocks(body)
-    if blocks is not None:
-        held["content"] = blocks
-    if name is not None:
-        if not isinstance(name, str):
-            raise InvalidArgument(f"name must be a string, got {type(name).__name__}")
-        held["name"] = encode_text(name)
+    if isinstance(body, list):  # else the text column says it all
+        held["content"] = body
+    for key, value in (("name", name), ("tool_call_id", tool_call_id)):
+        if value is not None:
+            if not isinstance(value, str):
+                raise InvalidArgument(f"{key} must be a string, got {type(value).__name__}")
+            held[key] = value
     if calls:
-        held["tool_calls"] = encode_json(calls, where="tool_calls")
-    if tool_call_id is not None:
-        held["tool_call_id"] = encode_text(tool_call_id)
-    for key, value in (extra or {}).items():
-        held[key] = encode_json(value, where=key)
+        held["tool_calls"] = calls
+    if taken := sorted(_FIELDS.intersection(extra or ())):
+        raise InvalidArgument(f"extra holds {', '.join(map(repr, taken))}, which the turn has as arguments of its own")
+    held.update(extra or {})
     terms = (
         lexical.Terms((), (), 0)
         if role in SILENT_ROLES or is_blank(text)
@@ -104,7 +110,8 @@ def new_turn(
         id=turn_uuid(id, tenant_id, session_id),
         role=role,
         text=encode_text(text),
-        message=held or None,
+        # Whole, so that its keys go by the same rule as its values.
+        message=encode_json(held, where="turn") or None,
         metadata=encode_json(dict(metadata or {}), where="metadata"),
         token_count=count_message(body, calls, name),
         created_at=check_time(created_at),

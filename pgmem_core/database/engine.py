@@ -11,8 +11,8 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import psycopg
@@ -20,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection as SAConnection
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection as SAAsyncConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session as ORMSession
@@ -51,8 +52,10 @@ def parse_dsn(dsn: str) -> dict[str, Any]:
     Raises: ConfigurationError, without echoing the password.
     """
     if not isinstance(dsn, str) or not dsn.strip():
+        met = "an empty one" if isinstance(dsn, str) else f"{type(dsn).__module__}.{type(dsn).__name__}"
         raise ConfigurationError(
-            f"dsn must be a non-empty string such as 'postgresql://user@host/dbname', got {type(dsn).__name__}"
+            "dsn must be a string such as 'postgresql://user@host/dbname' or a SQLAlchemy engine (psycopg driver),"
+            f" got {met}; pgmem keeps a pool of its own (pool_size=...)"
         )
     scheme, found, rest = dsn.partition("://")
     if found:
@@ -112,6 +115,9 @@ class Database:
         s = self.settings
         connect: dict[str, Any] = {"connect_timeout": s.connect_timeout_seconds, **self._parameters}
         connect.setdefault("application_name", "pgmem")
+        connect["client_encoding"] = "UTF8"  # PGCLIENTENCODING or the DSN may say one that cannot hold every text
+        # Else text from a SQL_ASCII database arrives as bytes, and setup could not even say that it will not do.
+        connect["client_encoding"] = "utf8"
         if s.pooler == "pgbouncer":
             # Behind transaction pooling 61 of 480 calls failed with prepared statements, none without.
             connect["prepare_threshold"] = None
@@ -156,10 +162,10 @@ class Database:
                 "this client was built on a sync Engine and has no async side; build AsyncPgMem on a DSN"
             )
         loop = asyncio.get_running_loop()
-        if type(loop).__name__ == "ProactorEventLoop":
+        if any(kind.__name__ == "ProactorEventLoop" for kind in type(loop).__mro__):
             raise ConfigurationError(
-                "psycopg cannot work on Windows' ProactorEventLoop; before asyncio.run call"
-                " asyncio.set_event_loop_policy(asyncio.WindowsSelectorEventLoopPolicy()), or use PgMem (sync)"
+                "psycopg cannot work on Windows' ProactorEventLoop; run your coroutine with"
+                " asyncio.Runner(loop_factory=asyncio.SelectorEventLoop), or use PgMem (sync)"
             )
         with self._lock:
             for other in [known for known in self._by_loop if known.is_closed()]:
@@ -208,13 +214,24 @@ class Database:
             raise translate(exc.orig, self.address, lost=exc.connection_invalidated) from exc
         except psycopg.Error as exc:
             raise translate(exc, self.address) from exc
+        except PoolTimeout as exc:
+            s = self.settings
+            fault = StoreUnavailable(
+                f"all connections to Postgres at {self.address} were busy for {s.pool_timeout_seconds} s"
+                f" (pool_size {s.pool_size}, max_overflow {s.max_overflow}); raise pool_size, or do less at once"
+            )
+            fault.retry = False  # type: ignore[attr-defined]
+            raise fault from exc
 
     def run(self, operation: Operation[T], *, single: bool, given: Any = None) -> T:
         """Run operation on a connection: autocommit if it is a single statement, else in a transaction of its
-        own; on the caller's connection if one is given, in the caller's transaction. One retry if lost."""
+        own; on the caller's connection if one is given, in the caller's transaction (in one of its own where the
+        caller's connection is in autocommit: all or nothing there too). Retried if lost, but for a given one."""
         if given is not None:
             with self._faults():
-                return operation(self._join(given))
+                joined, driver = self._join(given)
+                with nullcontext() if single or not driver.autocommit else driver.transaction():
+                    return operation(joined)
         engine = self.sync_engine()
         if single:
             engine = engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -231,7 +248,9 @@ class Database:
         """The same, awaited."""
         if given is not None:
             with self._faults():
-                return await self._ajoin(given, operation)
+                joined, driver = await self._ajoin(given)
+                async with nullcontext() if single or not driver.autocommit else driver.transaction():
+                    return await joined(operation)
         engine = self.async_engine()
         if single:
             engine = engine.execution_options(isolation_level="AUTOCOMMIT")
@@ -246,35 +265,44 @@ class Database:
         raise AssertionError("unreachable")
 
     def _worth_retrying(self, fault: StoreUnavailable) -> bool:
-        if self.revive is not None:
+        retry: bool | None = getattr(fault, "retry", None)
+        if self.revive is not None and retry is not False:
             self.revive()
             return True
-        return bool(getattr(fault, "retry", False))
+        return bool(retry)
 
-    def _join(self, given: Any) -> Connection:
+    def _join(self, given: Any) -> tuple[Connection, Any]:
+        """Return the caller's connection as operations see it, and the driver's own under it."""
         if isinstance(given, ORMSession):
             given = given.connection()
         if isinstance(given, SAConnection):
             _check_driver(given.engine)
-            return PooledConnection(given, self.schema, self.vector, foreign=True)
+            driver = given.connection.driver_connection
+            return PooledConnection(given, self.schema, self.vector, foreign=True), driver
         if isinstance(given, psycopg.Connection):
-            return PsycopgConnection(given, self.schema, self.vector)
+            return PsycopgConnection(given, self.schema, self.vector), given
         raise InvalidArgument(
             f"connection= got {type(given).__module__}.{type(given).__name__}; the sync client joins a SQLAlchemy"
             " Connection or Session (psycopg driver) or a psycopg.Connection"
         )
 
-    async def _ajoin(self, given: Any, operation: Operation[T]) -> T:
+    async def _ajoin(self, given: Any) -> tuple[Callable[[Operation[T]], Awaitable[T]], Any]:
+        """Return what runs an operation on the caller's connection, and the driver's own under it."""
         if isinstance(given, AsyncSession):
             given = await given.connection()
         if isinstance(given, SAAsyncConnection):
             _check_driver(given.engine.sync_engine)
-            return await given.run_sync(
-                lambda inner: operation(PooledConnection(inner, self.schema, self.vector, foreign=True))
-            )
+            alchemy: SAAsyncConnection = given
+
+            def join(operation: Operation[T]) -> Awaitable[T]:
+                return alchemy.run_sync(
+                    lambda inner: operation(PooledConnection(inner, self.schema, self.vector, foreign=True))
+                )
+
+            return join, (await alchemy.get_raw_connection()).driver_connection
         if isinstance(given, psycopg.AsyncConnection):
             joined: Connection = AsyncPsycopgConnection(given, self.schema, self.vector)
-            return await greenlet_spawn(operation, joined)
+            return lambda operation: greenlet_spawn(operation, joined), given
         raise InvalidArgument(
             f"connection= got {type(given).__module__}.{type(given).__name__}; the async client joins a SQLAlchemy"
             " AsyncConnection or AsyncSession (psycopg driver) or a psycopg.AsyncConnection"

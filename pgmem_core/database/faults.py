@@ -22,6 +22,7 @@ __all__ = ["translate"]
 _MISSING = {"42P01", "3F000", "42883", "42704", "42703"}  # table, schema, function, type, column
 _RETRY = {"40001", "40P01"}  # serialization failure, deadlock
 _LOST = {"57P01", "57P02", "57P03", "57P05"}  # shut down, crashed, starting up, idle timeout
+_POOLED = {"42P05", "26000"}  # a prepared statement exists already, or does not, on whatever connection it is now
 _AUTH = {"28P01", "28000"}
 
 
@@ -44,6 +45,11 @@ def translate(error: Any, address: str, *, lost: bool = False) -> PgmemError:
         return SchemaError(
             f"the database at {address} is not set up for this version of pgmem ({primary}); call setup() or run"
             " 'pgmem init'"
+        )
+    if state in _POOLED:
+        return ConfigurationError(
+            f"Postgres at {address} is behind a pooler that shares connections between transactions ({primary});"
+            " pass pooler='pgbouncer'"
         )
     if state == "42501":
         return PermissionDenied(f"the role at {address} may not do this: {primary}")

@@ -60,22 +60,42 @@ def migrations() -> tuple[tuple[int, str, str], ...]:
 
 
 def inspect(conn: Connection) -> State:
-    """Return what is set up, without changing anything. Two statements at most."""
-    [(table, oid, array_oid, schema, version)] = conn.query(
-        """SELECT to_regclass(%(table)s)::text, v.oid::bigint, v.typarray::bigint, v.nspname, v.extversion
+    """Return what is set up, without changing anything. Two statements at most.
+
+    Raises: PermissionDenied if the role may not look into pgmem's schema, or the one of pgvector.
+    """
+    [(role, database, may_look, oid, array_oid, schema, version, may_use)] = conn.query(
+        """SELECT quote_ident(current_user), quote_ident(current_database()), m.may_look, v.oid::bigint,
+                  v.typarray::bigint, v.nspname, v.extversion, v.may_use
            FROM (SELECT 1) one LEFT JOIN (
-             SELECT t.oid, t.typarray, n.nspname, e.extversion FROM pg_catalog.pg_extension e
+             SELECT pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS may_look FROM pg_catalog.pg_class c
+             JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+             WHERE n.nspname = %(schema)s AND c.relname = 'schema_migrations') m ON true
+           LEFT JOIN (
+             SELECT t.oid, t.typarray, n.nspname, e.extversion,
+                    pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS may_use
+             FROM pg_catalog.pg_extension e
              JOIN pg_catalog.pg_depend d ON d.refobjid = e.oid
                   AND d.refclassid = 'pg_catalog.pg_extension'::regclass
                   AND d.classid = 'pg_catalog.pg_type'::regclass
              JOIN pg_catalog.pg_type t ON t.oid = d.objid AND t.typname = 'vector'
              JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
              WHERE e.extname = 'vector') v ON true""",
-        {"table": f"{conn.schema}.schema_migrations"},
+        {"schema": conn.schema.strip('"')},
     )
     vector = None if oid is None else VectorType(oid, array_oid, schema)
-    if table is None:
+    if may_look is None:
         return State(0, vector, version)
+    missing = []
+    if may_use is False:
+        missing.append(f"GRANT USAGE ON SCHEMA {_quoted(schema)} TO {role};")
+    if not may_look:
+        missing += [
+            f"GRANT USAGE ON SCHEMA {conn.schema} TO {role};",
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {conn.schema} TO {role};",
+        ]
+    if missing:
+        raise _denied(role, database, "may not use what is set up here", missing)
     [(applied,)] = conn.query(f"SELECT coalesce(max(version), 0) FROM {conn.schema}.schema_migrations")
     return State(applied, vector, version)
 
@@ -85,6 +105,7 @@ def setup(conn: Connection) -> State:
 
     Raises: SchemaError (server, encoding, pgvector or a schema from a newer pgmem), PermissionDenied.
     """
+    _read_committed(conn)
     conn.query("SELECT pg_advisory_xact_lock(%(key)s)", {"key": _LOCK})
     [(server, encoding, database)] = conn.query(
         "SELECT current_setting('server_version_num')::int, current_setting('server_encoding'), current_database()"
@@ -96,7 +117,7 @@ def setup(conn: Connection) -> State:
             f"database {database!r} is encoded in {encoding}, and texts in other scripts would be lost; pgmem needs"
             f" UTF8: CREATE DATABASE {database}_utf8 TEMPLATE template0 ENCODING 'UTF8'"
         )
-    state = _ensure_extension(conn)
+    state = _ensure_access(conn)
     known = migrations()
     newest = known[-1][0]
     if state.version > newest:
@@ -106,50 +127,81 @@ def setup(conn: Connection) -> State:
     if state.version == newest:
         return state
     if state.version == 0:
-        _ensure_schema(conn)
         conn.query(
             f"""CREATE TABLE IF NOT EXISTS {conn.schema}.schema_migrations (
                   version integer PRIMARY KEY, name text NOT NULL,
                   applied_at timestamptz NOT NULL DEFAULT clock_timestamp())"""
         )
     _set_path(conn, state)
-    for version, name, sql in known:
-        if version > state.version:
-            conn.query(sql)
-            conn.query(
-                f"INSERT INTO {conn.schema}.schema_migrations (version, name) VALUES (%(version)s, %(name)s)",
-                {"version": version, "name": name},
-            )
+    try:
+        for version, name, sql in known:
+            if version > state.version:
+                conn.query(sql)
+                conn.query(
+                    f"INSERT INTO {conn.schema}.schema_migrations (version, name) VALUES (%(version)s, %(name)s)",
+                    {"version": version, "name": name},
+                )
+    except (DBAPIError, psycopg.Error) as exc:
+        if _state(exc) != "42501":
+            raise
+        raise PermissionDenied(
+            f"schema {conn.schema} is at version {state.version} and this role may not bring it to {newest}"
+            f" ({_primary(exc)}); run 'pgmem init' once with the DSN of the schema's owner"
+        ) from exc
     return State(newest, state.vector, state.pgvector)
+
+
+def _read_committed(conn: Connection) -> None:
+    """Let the transaction see what others committed while it waited for the lock; its first statement."""
+    # A database may default to a stricter level, whose snapshot is as old as the wait.
+    conn.query("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
 
 
 def _set_path(conn: Connection, state: State) -> None:
     assert state.vector is not None
-    quoted = state.vector.schema.replace('"', '""')
-    conn.query(f'SET LOCAL search_path = {conn.schema}, "{quoted}", pg_catalog')
+    conn.query(f"SET LOCAL search_path = {conn.schema}, {_quoted(state.vector.schema)}, pg_catalog")
     # Loads pgvector's library: until then a plain role may not name its settings in CREATE FUNCTION.
     conn.query("SELECT '[1]'::vector")
 
 
-def _ensure_extension(conn: Connection) -> State:
+def _ensure_access(conn: Connection) -> State:
+    """Create the extension and the schema where they are missing. Raises: PermissionDenied with all the SQL that
+    an admin must run, in one message."""
     state = inspect(conn)
+    [(role, database, creation_schema, exists, may_create, may_fill, may_use)] = conn.query(
+        """SELECT quote_ident(current_user), quote_ident(current_database()), current_schema(), n.oid IS NOT NULL,
+                  has_database_privilege(current_database(), 'CREATE'),
+                  has_schema_privilege(n.oid, 'CREATE') AND has_schema_privilege(n.oid, 'USAGE'),
+                  has_schema_privilege(v.oid, 'USAGE')
+           FROM (SELECT 1) one LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = %(schema)s
+           LEFT JOIN pg_catalog.pg_namespace v ON v.nspname = %(vector_schema)s""",
+        {"schema": conn.schema.strip('"'), "vector_schema": state.vector.schema if state.vector else None},
+    )
+    missing = []
+    if state.vector is not None and not may_use:
+        missing.append(f"GRANT USAGE ON SCHEMA {_quoted(state.vector.schema)} TO {role};")
+    if not exists and not may_create:
+        missing.append(f"CREATE SCHEMA {conn.schema} AUTHORIZATION {role};")
+    elif exists and not may_fill and state.version == 0:
+        missing.append(f"GRANT USAGE, CREATE ON SCHEMA {conn.schema} TO {role};")
     if state.vector is None:
-        available = conn.query("SELECT default_version FROM pg_catalog.pg_available_extensions WHERE name = 'vector'")
-        if not available:
+        if not conn.query("SELECT FROM pg_catalog.pg_available_extensions WHERE name = 'vector'"):
             raise SchemaError(
                 "pgvector is not installed on this server; install its package (for example postgresql-17-pgvector)"
                 " or enable the extension 'vector' with your provider, then call setup() again"
+            )
+        if creation_schema is None:
+            raise SchemaError(
+                f"the search_path of {role} in {database} names no schema that exists, so the extension pgvector has"
+                " no place to go; run once: CREATE SCHEMA extensions; CREATE EXTENSION vector SCHEMA extensions;"
             )
         try:
             conn.query("CREATE EXTENSION vector")
         except (DBAPIError, psycopg.Error) as exc:
             if _state(exc) != "42501":
                 raise
-            [(role, database)] = _role_after_failure(exc)
-            raise PermissionDenied(
-                f"{role} may not create the extension pgvector; an admin must run once, in {database}:"
-                " CREATE EXTENSION vector;"
-            ) from exc
+            needed = ["CREATE EXTENSION vector;", *missing]
+            raise _denied(role, database, "may not create the extension pgvector", needed) from exc
         state = inspect(conn)
     numbers = tuple(int(part) for part in re.findall(r"\d+", state.pgvector or "0")[:2])
     if numbers < _MINIMUM_PGVECTOR:
@@ -157,29 +209,21 @@ def _ensure_extension(conn: Connection) -> State:
             f"pgvector {state.pgvector} found, 0.8 or newer needed (filtered searches come back short before it);"
             " install it and run: ALTER EXTENSION vector UPDATE;"
         )
+    if missing:
+        raise _denied(role, database, f"may not set up schema {conn.schema}", missing)
+    if not exists:
+        conn.query(f"CREATE SCHEMA {conn.schema}")
     return state
 
 
-def _ensure_schema(conn: Connection) -> None:
-    [(exists,)] = conn.query("SELECT to_regnamespace(%(name)s) IS NOT NULL", {"name": conn.schema})
-    try:
-        if not exists:
-            conn.query(f"CREATE SCHEMA {conn.schema}")
-        else:
-            [(may,)] = conn.query("SELECT has_schema_privilege(%(name)s, 'CREATE')", {"name": conn.schema.strip('"')})
-            if not may:
-                raise PermissionDenied(
-                    f"the role may not create tables in schema {conn.schema}; an admin must run once:"
-                    f" ALTER SCHEMA {conn.schema} OWNER TO <this role>;"
-                )
-    except (DBAPIError, psycopg.Error) as exc:
-        if _state(exc) != "42501":
-            raise
-        [(role, database)] = _role_after_failure(exc)
-        raise PermissionDenied(
-            f"{role} may not create the schema; an admin must run once, in {database}:"
-            f" CREATE SCHEMA {conn.schema} AUTHORIZATION {role};"
-        ) from exc
+def _denied(role: str, database: str, what: str, statements: list[str]) -> PermissionDenied:
+    sql = " ".join(statements)
+    return PermissionDenied(f"role {role} {what}; an admin must run once, in database {database}: {sql}")
+
+
+def _quoted(name: str) -> str:
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
 
 
 def _state(exc: BaseException) -> str | None:
@@ -187,13 +231,9 @@ def _state(exc: BaseException) -> str | None:
     return getattr(inner, "sqlstate", None)
 
 
-def _role_after_failure(exc: BaseException) -> list[tuple[str, str]]:
-    """Role and database from the failed connection itself: its transaction takes no more statements."""
+def _primary(exc: BaseException) -> str:
     inner = exc.orig if isinstance(exc, DBAPIError) else exc
-    pgconn = getattr(inner, "pgconn", None)
-    if pgconn is None:
-        return [("the role of this DSN", "this database")]
-    return [(pgconn.user.decode(), pgconn.db.decode())]
+    return getattr(getattr(inner, "diag", None), "message_primary", None) or str(inner)
 
 
 def find_model(conn: Connection, name: str) -> Model | None:
@@ -220,6 +260,7 @@ def register_model(conn: Connection, name: str, dimensions: int, *, source: str 
 
     Raises: DimensionMismatch if the store holds this name with another size, PermissionDenied.
     """
+    _read_committed(conn)
     model = find_model(conn, name)
     if model is None:
         conn.query("SELECT pg_advisory_xact_lock(%(key)s)", {"key": _LOCK})
@@ -248,7 +289,8 @@ def _create_model(conn: Connection, name: str, dimensions: int, source: str) -> 
             kind = "vector" if dimensions < _HALF_FROM else "halfvec"
             conn.query(
                 f"""CREATE INDEX records_hnsw_{model_id} ON {conn.schema}.records
-                    USING hnsw ((embedding::{kind}({dimensions})) {kind}_cosine_ops) WHERE model = '{model_id}'"""
+                    USING hnsw ((embedding::{kind}({dimensions})) {kind}_cosine_ops)
+                    WITH (m = 16, ef_construction = 128) WHERE model = '{model_id}'"""
             )
         else:
             log.warning(

@@ -18,9 +18,10 @@ from pgmem_core.database.connection import Connection, VectorParameter
 from pgmem_core.database.migrate import Model
 from pgmem_core.encoding import decode_text
 from pgmem_core.protocols import Vectors
+from pgmem_core.turns import is_blank
 from pgmem_core.types import SILENT_ROLES
 
-__all__ = ["Claim", "Pending", "claim", "combine", "fail", "load", "store_vectors", "texts_of"]
+__all__ = ["Claim", "Pending", "claim", "combine", "fail", "load", "release", "store_vectors", "texts_of"]
 
 # Turns of one session embedded at a time: 2 texts each, one batch of the usual 128.
 BATCH_TURNS = 64
@@ -63,12 +64,14 @@ def claim(conn: Connection, *, limit: int, lease_seconds: float, tenant_id: str 
     return [Claim(*row) for row in rows]
 
 
-def backlog(conn: Connection, *, tenant_id: str | None) -> tuple[int, int]:
-    """Return (sessions with turns to embed, those of them that somebody is at)."""
+def backlog(conn: Connection, *, tenant_id: str | None, eager: bool) -> tuple[int, int]:
+    """Return how many sessions with turns to embed `claim` would take, and how many somebody is at."""
     [(waiting, busy)] = conn.query(
-        f"""SELECT count(*), count(*) FILTER (WHERE claimed_until > clock_timestamp())
+        f"""SELECT count(*) FILTER (WHERE (claimed_until IS NULL OR claimed_until <= clock_timestamp())
+                     AND (%(eager)s OR retry_at IS NULL OR retry_at <= clock_timestamp())),
+                   count(*) FILTER (WHERE claimed_until > clock_timestamp())
             FROM {conn.schema}.sessions WHERE dirty AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)""",
-        {"tenant": tenant_id},
+        {"tenant": tenant_id, "eager": eager},
     )
     return int(waiting), int(busy)
 
@@ -86,10 +89,11 @@ def load(conn: Connection, claimed: Claim) -> tuple[list[Pending], int]:
     )  # fmt: skip
     pending, before, through = [], "", claimed.embedded_through
     for record_id, seq, role, content, name, embedded in rows:
-        text = "" if role in SILENT_ROLES else spoken(decode_text(content), name and decode_text(name))
+        text = decode_text(content)
+        text = "" if role in SILENT_ROLES or is_blank(text) else spoken(text, name and decode_text(name))
         if seq > claimed.embedded_through:
             through = seq
-            if text.strip() and not embedded:
+            if text and not embedded:
                 pending.append(Pending(record_id, seq, text, before))
         before = text or before
     return pending, through
@@ -147,6 +151,20 @@ def advance(conn: Connection, claimed: Claim, *, through: int, problem: str | No
         },
     )  # fmt: skip
     return bool(rows)
+
+
+def release(conn: Connection, claims: Sequence[Claim]) -> None:
+    """Give sessions back untouched, for another worker to take at once."""
+    conn.query(
+        f"""UPDATE {conn.schema}.sessions s SET claimed_until = NULL
+            FROM unnest(%(tenants)s::text[], %(sessions)s::text[], %(through)s::bigint[])
+                 AS c (tenant, session, through)
+            WHERE s.tenant_id = c.tenant AND s.session_id = c.session AND s.embedded_through = c.through""",
+        {
+            "tenants": [one.tenant_id for one in claims], "sessions": [one.session_id for one in claims],
+            "through": [one.embedded_through for one in claims],
+        },
+    )  # fmt: skip
 
 
 def fail(conn: Connection, claimed: Claim, *, error: str) -> None:

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 _SESSIONS_AT_A_TIME = 8
 # How long form() waits between looks at sessions that another worker is at.
 _WAIT_SECONDS = 0.02
+# How often it looks again at sessions that wait and cannot be claimed.
+_IDLE_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,30 +44,48 @@ class FormReport:
         return FormReport(self.turns + other.turns, self.sessions + other.sessions, {**self.errors, **other.errors})
 
 
-def form(rt: Runtime, *, tenant_id: str | None = None, wait: bool = True, eager: bool = True) -> Flow[FormReport]:
+def form(
+    rt: Runtime,
+    *,
+    tenant_id: str | None = None,
+    wait: bool = True,
+    eager: bool = True,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Flow[FormReport]:
     """Embed all that waits. `wait`: also for what another worker is at. `eager`: also what failed lately, once.
+    `stopped` is asked before each session; the rest of what was claimed is given back then.
 
     An embedder that fails costs nothing but time: its sessions keep their error and are tried again later.
     """
     yield from ready(rt)
     report = FormReport()
     failed: set[tuple[str, str]] = set()
+    idle = 0
     while True:
         claims = yield from transact(
             embedding.claim, limit=_SESSIONS_AT_A_TIME, lease_seconds=rt.settings.worker_lease_seconds,
             tenant_id=tenant_id, eager=eager and not failed, single=True,
         )  # fmt: skip
-        for claimed in claims:
+        for number, claimed in enumerate(claims):
+            if stopped():
+                yield from transact(embedding.release, claims[number:], single=True)
+                return report
             done = yield from _form_session(rt, claimed)
             report += done
             if done.errors:
                 failed.add((claimed.tenant_id, claimed.session_id))
         if claims:
+            idle = 0
             continue
         if not wait:
             return report
-        _, busy = yield from transact(embedding.backlog, tenant_id=tenant_id, single=True)
-        if not busy:
+        waiting, busy = yield from transact(
+            embedding.backlog, tenant_id=tenant_id, eager=eager and not failed, single=True
+        )
+        # A session may wait and yet escape the claim: another worker gave it back a moment ago, or an open
+        # transaction, perhaps the caller's own, holds its row.
+        idle = 0 if busy else idle + 1
+        if not busy and (not waiting or idle > _IDLE_ROUNDS):
             return report
         yield from pause(_WAIT_SECONDS)
 
@@ -91,7 +111,8 @@ def _form_session(rt: Runtime, claimed: Claim) -> Flow[FormReport]:
             if not moved:
                 break  # the lease had run out and another worker took over
             claimed = Claim(claimed.tenant_id, claimed.session_id, claimed.user_id, through)
-        yield from transact(plain.refresh_stats, claimed.tenant_id, claimed.user_id)
+        for user in (claimed.user_id, None):
+            yield from transact(plain.refresh_stats, claimed.tenant_id, user, count, single=True)
     except StoreUnavailable:
         raise
     except (PgmemError, ImportError) as exc:
@@ -183,7 +204,7 @@ class Worker:
             if self._stop.is_set():
                 break
             try:
-                report = run(form(self._rt, wait=False, eager=False), self._rt.database)
+                report = run(form(self._rt, wait=False, eager=False, stopped=self._stop.is_set), self._rt.database)
                 self.last_error = next(iter(report.errors.values()), None)
                 wait = poll
                 if self._on_round is not None:

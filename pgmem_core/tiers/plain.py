@@ -189,11 +189,11 @@ def similar(
 
 
 def listing(conn: Connection, tenant_id: str, where: Where, *, limit: int, offset: int = 0) -> list[MemoryText]:
-    """Return records, newest first."""
+    """Return records, newest first; turns of the same moment in the order in which they were written."""
     rows = conn.query(
         f"""SELECT {_COLUMNS} FROM {conn.schema}.records r
             WHERE r.tenant_id = %(tenant)s AND r.invalidated_at IS NULL{where.conditions()}
-            ORDER BY r.created_at DESC, r.id DESC LIMIT %(limit)s OFFSET %(offset)s""",
+            ORDER BY r.created_at DESC, r.seq DESC NULLS LAST, r.id DESC LIMIT %(limit)s OFFSET %(offset)s""",
         {"tenant": tenant_id, "limit": limit, "offset": offset, **where.parameters()},
     )
     return [_text(row, None) for row in rows]
@@ -228,9 +228,9 @@ def delete_where(conn: Connection, tenant_id: str, where: Where) -> int:
     return int(number)
 
 
-def refresh_stats(conn: Connection, tenant_id: str, user_id: str | None) -> None:
-    """Count a scope anew, if its count is old. Off the turn."""
+def refresh_stats(conn: Connection, tenant_id: str, user_id: str | None, added: int) -> None:
+    """Keep a scope's count: count anew if the last count is old, else add what was added. Off the turn."""
     conn.query(
-        f"SELECT {conn.schema}.refresh_scope_stats(%(tenant)s, %(user)s)",
-        {"tenant": tenant_id, "user": user_id},
+        f"SELECT {conn.schema}.refresh_scope_stats(%(tenant)s, %(user)s, %(added)s)",
+        {"tenant": tenant_id, "user": user_id, "added": added},
     )

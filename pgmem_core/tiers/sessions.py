@@ -32,10 +32,14 @@ def open_(
 ) -> SessionInfo:
     """Return the session, creating it if it is new. Raises: Conflict if it is another user's, or if it exists
     and create_only."""
+    # Looked for first: an INSERT would wait for whoever has written a turn of the session and not committed yet,
+    # for ever if that is the caller's own transaction.
     rows = conn.query(
         f"""WITH made AS (
               INSERT INTO {conn.schema}.sessions (tenant_id, session_id, user_id, agent_id, metadata)
-              VALUES (%(tenant)s, %(session)s, %(user)s, %(agent)s, %(metadata)s)
+              SELECT %(tenant)s, %(session)s, %(user)s, %(agent)s, %(metadata)s
+              WHERE NOT EXISTS (SELECT FROM {conn.schema}.sessions
+                                WHERE tenant_id = %(tenant)s AND session_id = %(session)s)
               ON CONFLICT (tenant_id, session_id) DO NOTHING RETURNING {_COLUMNS})
             SELECT {_COLUMNS}, true FROM made
             UNION ALL
@@ -96,24 +100,28 @@ def listing(conn: Connection, tenant_id: str, *, user_id: str | None, limit: int
     return [_info(row) for row in rows]
 
 
-def end(conn: Connection, tenant_id: str, session_id: str) -> SessionInfo:
-    """Mark the session ended (once) and return it. Raises: NotFound."""
+def end(conn: Connection, tenant_id: str, session_id: str, *, user_id: str) -> SessionInfo:
+    """Mark the session ended (once) and return it. Raises: NotFound, also where it is another user's."""
     rows = conn.query(
         f"""UPDATE {conn.schema}.sessions SET ended_at = coalesce(ended_at, clock_timestamp())
-            WHERE tenant_id = %(tenant)s AND session_id = %(session)s RETURNING {_COLUMNS}""",
-        {"tenant": tenant_id, "session": session_id},
+            WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND user_id = %(user)s RETURNING {_COLUMNS}""",
+        {"tenant": tenant_id, "session": session_id, "user": user_id},
     )
     if not rows:
         raise NotFound(f"no session {session_id!r} in group {tenant_id!r}; nothing to end")
     return _info(rows[0])
 
 
-def delete(conn: Connection, tenant_id: str, session_id: str) -> int:
-    """Delete the session, its turns, vectors and terms; return the number of turns. Runs in a transaction."""
-    conn.query(
-        f"SELECT FROM {conn.schema}.sessions WHERE tenant_id = %(tenant)s AND session_id = %(session)s FOR UPDATE",
-        {"tenant": tenant_id, "session": session_id},
+def delete(conn: Connection, tenant_id: str, session_id: str, *, user_id: str) -> int:
+    """Delete the user's session, its turns, vectors and terms; return how many records that were (0 where the
+    session is gone or another user's). Runs in a transaction."""
+    found = conn.query(
+        f"""SELECT 1 FROM {conn.schema}.sessions
+            WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND user_id = %(user)s FOR UPDATE""",
+        {"tenant": tenant_id, "session": session_id, "user": user_id},
     )
+    if not found:
+        return 0
     [(count,)] = conn.query(
         f"""SELECT {conn.schema}.delete_records(%(tenant)s, NULL, coalesce(array_agg(id), '{{}}'))
             FROM {conn.schema}.records WHERE tenant_id = %(tenant)s AND session_id = %(session)s""",

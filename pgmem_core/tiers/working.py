@@ -49,9 +49,10 @@ def append(
     *,
     create: bool,
     model: str | None = None,
-    vectors: Vectors | None = None,
+    vectors: Sequence[Vectors | None] | Vectors | None = None,
 ) -> list[Stored]:
-    """Append turns in order, each once per id; one statement. Raises: NotFound, Conflict."""
+    """Append turns in order, each once per id; one statement. `vectors`: one a turn, None for what is embedded
+    later. Raises: NotFound, Conflict."""
     ends, total = [], 0
     for turn in turns:
         total += len(turn.terms)
@@ -72,7 +73,9 @@ def append(
             "counts": [count for turn in turns for count in turn.term_counts],
             "ends": ends,
             "model": model,
-            "vectors": None if vectors is None else [VectorParameter(vector) for vector in vectors],
+            "vectors": None
+            if vectors is None
+            else [None if vector is None else VectorParameter(vector) for vector in vectors],
         },
     )
     return [(str(turn_id), seq, at.astimezone(UTC), stored) for turn_id, seq, at, stored in rows]
@@ -95,14 +98,22 @@ def _as_json(turn: NewTurn) -> dict[str, Any]:
 
 
 def recent(
-    conn: Connection, tenant_id: str, session_id: str, *, limit: int | None, before_seq: int | None = None
+    conn: Connection,
+    tenant_id: str,
+    session_id: str,
+    *,
+    limit: int | None,
+    before_seq: int | None = None,
+    user_id: str | None = None,
 ) -> list[Turn]:
-    """Return the last turns of a session (all if limit is None), oldest first. Plan: records_turns, backwards."""
+    """Return the last turns of a session (all if limit is None), oldest first; [] where user_id is given and the
+    session is another user's. Plan: records_turns, backwards."""
     rows = conn.query(
         f"""SELECT {TURN_COLUMNS} FROM {conn.schema}.records
             WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND seq IS NOT NULL
               AND (%(before)s::bigint IS NULL OR seq < %(before)s)
+              AND (%(user)s::text IS NULL OR user_id = %(user)s)
             ORDER BY seq DESC LIMIT %(limit)s""",
-        {"tenant": tenant_id, "session": session_id, "limit": limit, "before": before_seq},
+        {"tenant": tenant_id, "session": session_id, "limit": limit, "before": before_seq, "user": user_id},
     )
     return [turn_of_row(row) for row in reversed(rows)]

@@ -110,14 +110,18 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION refresh_scope_stats(p_tenant text, p_user text) RETURNS void
+CREATE FUNCTION refresh_scope_stats(p_tenant text, p_user text, p_added bigint) RETURNS void
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     v_level text := CASE WHEN p_user IS NULL THEN 'tenant' ELSE 'user' END;
 BEGIN
-    -- Counting costs about 1 µs a record, so a scope is counted at most once in record_count milliseconds.
-    IF EXISTS (SELECT FROM scope_stats WHERE tenant_id = p_tenant AND level = v_level AND user_id = coalesce(p_user, '')
-               AND record_count > 1000 AND counted_at > clock_timestamp() - record_count * interval '1 millisecond') THEN
+    -- Counting costs about 1 µs a record, so a scope is counted at most once in record_count milliseconds; between
+    -- two counts what was added is added up, at the average length.
+    UPDATE scope_stats s SET record_count = s.record_count + p_added,
+                             term_total = s.term_total + p_added * s.term_total / s.record_count
+    WHERE s.tenant_id = p_tenant AND s.level = v_level AND s.user_id = coalesce(p_user, '')
+      AND s.record_count > 1000 AND s.counted_at > clock_timestamp() - s.record_count * interval '1 millisecond';
+    IF FOUND THEN
         RETURN;
     END IF;
     -- Of two transactions that would count the same scope, the second leaves it to the first.
