@@ -68,7 +68,8 @@ class Embed:
         try:
             return future.result(self.timeout_seconds)
         except FutureTimeout:
-            if self.on_late is not None:
+            # What has not begun is dropped; what has begun is too late for this read, not for the cache.
+            if not future.cancel() and self.on_late is not None:
                 late = self.on_late
                 future.add_done_callback(lambda f: None if f.exception() else late(f.result()))
             raise EmbedTimeout(self._slow()) from None

@@ -13,7 +13,7 @@ from pgmem_core.cli import Interrupted, output, storing
 from pgmem_core.cli.place import Place
 from pgmem_core.cli.storing import Batch, Counts, Target
 from pgmem_core.effects import run, transact
-from pgmem_core.importing import Conversation, Problem, read
+from pgmem_core.importing import Problem, read
 from pgmem_core.tiers import imports
 
 if TYPE_CHECKING:
@@ -196,8 +196,3 @@ def _tell(report: ImportReport) -> None:
             f"not embedded: session {session}: {output.shown(error)} (found by words until 'pgmem worker' succeeds)",
             soft_wrap=True,
         )
-
-
-def whole(conversations: list[Conversation]) -> Callable[[Callable[[Problem], None]], Any]:
-    """Return conversations at hand in the form that `load` takes."""
-    return lambda on_problem: conversations

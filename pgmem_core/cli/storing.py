@@ -1,7 +1,8 @@
 """Conversations of a file into memory: once per turn id, in whole batches, with their vectors.
 
 A turn that comes with its vector costs one insert; one that is embedded later costs a second version of its row
-in every index. 2,812 turns: 670 a second one session at a time and then `form`, and see CHUNK for this way.
+in every index. 2,812 turns with 256 dimensions, two cores with other work on them: 950 a second this way, 670 with
+`add_turns` by session and `form` after it. Two thirds of Postgres' time is the HNSW insert, 0.65 ms a vector.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ _MINIMUM_SERVER = 140000
 # pgvector's limits of an HNSW index: 2,000 dimensions as vector, 4,000 as halfvec.
 _INDEX_LIMIT = 4000
 _HALF_FROM = 2001
+_INDEX_WAIT_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +263,12 @@ def register_model(conn: Connection, name: str, dimensions: int, *, source: str 
     """
     _read_committed(conn)
     model = find_model(conn, name)
-    if model is None:
+    new = model is None
+    if model is None or not _is_indexed(conn, model):
         conn.query("SELECT pg_advisory_xact_lock(%(key)s)", {"key": _LOCK})
-        model = find_model(conn, name) or _create_model(conn, name, dimensions, source)
+        model = find_model(conn, name) or _insert_model(conn, name, dimensions, source)
+        if model.dimensions == dimensions and not _is_indexed(conn, model):
+            _build_index(conn, model, new=new)
     if model.dimensions != dimensions:
         raise DimensionMismatch(
             f"embedder {name!r} gives {dimensions} dimensions, the store holds {model.dimensions} under that name;"
@@ -273,7 +277,7 @@ def register_model(conn: Connection, name: str, dimensions: int, *, source: str 
     return model
 
 
-def _create_model(conn: Connection, name: str, dimensions: int, source: str) -> Model:
+def _insert_model(conn: Connection, name: str, dimensions: int, source: str) -> Model:
     if not 1 <= dimensions <= 16000:
         raise DimensionMismatch(f"embedder {name!r} gives {dimensions} dimensions; pgvector holds 1 to 16,000")
     try:
@@ -283,28 +287,63 @@ def _create_model(conn: Connection, name: str, dimensions: int, source: str) -> 
                 FROM {conn.schema}.embedding_models RETURNING id""",
             {"name": name, "dimensions": dimensions, "source": source},
         )
-        if dimensions <= _INDEX_LIMIT:
-            state = inspect(conn)
-            _set_path(conn, state)
-            kind = "vector" if dimensions < _HALF_FROM else "halfvec"
-            conn.query(
-                f"""CREATE INDEX records_hnsw_{model_id} ON {conn.schema}.records
-                    USING hnsw ((embedding::{kind}({dimensions})) {kind}_cosine_ops)
-                    WITH (m = 16, ef_construction = 128) WHERE model = '{model_id}'"""
-            )
-        else:
-            log.warning(
-                "embedder %r gives %d dimensions; pgvector indexes at most %d, so its searches are exact scans of"
-                " the scope",
-                name,
-                dimensions,
-                _INDEX_LIMIT,
-            )
     except (DBAPIError, psycopg.Error) as exc:
-        if _state(exc) != "42501":
-            raise
-        raise PermissionDenied(
-            f"a new embedding model ({name!r}) needs an index, and this role does not own the schema; run"
-            " 'pgmem init' once with the owner's DSN and this embedder"
-        ) from exc
+        raise _needs_owner(exc, name) from exc
+    if dimensions > _INDEX_LIMIT:
+        log.warning(
+            "embedder %r gives %d dimensions; pgvector indexes at most %d, so its searches are exact scans of the scope",
+            name,
+            dimensions,
+            _INDEX_LIMIT,
+        )
     return Model(model_id, name, dimensions)
+
+
+def _is_indexed(conn: Connection, model: Model) -> bool:
+    """True if the model's index is there, or none can be."""
+    if model.dimensions > _INDEX_LIMIT:
+        return True
+    [(found,)] = conn.query(
+        """SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+                          WHERE n.nspname = %(schema)s AND c.relname = %(index)s)""",
+        {"schema": conn.schema.strip('"'), "index": f"records_hnsw_{model.id}"},
+    )
+    return bool(found)
+
+
+def _build_index(conn: Connection, model: Model, *, new: bool) -> None:
+    """Build the model's index. Where the table is being written to for longer than a second, perhaps by a
+    transaction of the caller's own, searches stay exact until the next process that registers the model."""
+    kind = "vector" if model.dimensions < _HALF_FROM else "halfvec"
+    state = inspect(conn)
+    conn.query("SAVEPOINT building")
+    try:
+        _set_path(conn, state)
+        conn.query(f"SET LOCAL lock_timeout = {_INDEX_WAIT_MS}")
+        conn.query(f"LOCK TABLE {conn.schema}.records IN SHARE MODE")
+        conn.query("SET LOCAL lock_timeout = DEFAULT")
+        conn.query(
+            f"""CREATE INDEX records_hnsw_{model.id} ON {conn.schema}.records
+                USING hnsw ((embedding::{kind}({model.dimensions})) {kind}_cosine_ops)
+                WITH (m = 16, ef_construction = 128) WHERE model = '{model.id}'"""
+        )
+    except (DBAPIError, psycopg.Error) as exc:
+        if _state(exc) == "42501" and new:
+            raise _needs_owner(exc, model.name) from exc
+        if _state(exc) not in ("42501", "55P03"):
+            raise
+        conn.query("ROLLBACK TO SAVEPOINT building")
+        log.warning(
+            "the index of embedder %r is not built yet (%s); searches with it are exact until a later setup() builds it",
+            model.name,
+            _primary(exc),
+        )
+
+
+def _needs_owner(exc: DBAPIError | psycopg.Error, name: str) -> Exception:
+    if _state(exc) != "42501":
+        return exc
+    return PermissionDenied(
+        f"a new embedding model ({name!r}) needs an index, and this role does not own the schema; run 'pgmem init'"
+        " once with the owner's DSN and this embedder"
+    )
