@@ -153,8 +153,10 @@ def _as_turn(session_id: str, turn: NewTurn, stored: working.Stored) -> Turn:
 
 
 def write_query(rt: Runtime, query: PendingQuery) -> Flow[None]:
-    """Make a pending query durable, by its own id."""
+    """Make a pending query durable, by its own id; nothing to do if another write was faster, or it was deleted."""
     yield from ready(rt)
+    if not rt.is_pending(query):
+        return
     yield from transact(working.append, query.scope, query.session_id, [query.turn], create=query.create, single=True)
     rt.wake()
 

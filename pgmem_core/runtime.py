@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _QUERY_CACHE = 1024
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PendingQuery:
     """A query that compile_context was given: the user's turn, until it is durable."""
 
@@ -119,6 +119,10 @@ class Runtime:
         self._check_fork()
         with self._lock:
             self._pending.setdefault((query.scope.tenant_id, query.session_id), []).append(query)
+
+    def is_pending(self, query: PendingQuery) -> bool:
+        with self._lock:
+            return query in self._pending.get((query.scope.tenant_id, query.session_id), ())
 
     def settle(self, tenant_id: str, session_id: str, queries: list[PendingQuery]) -> None:
         """Forget queries that another write made durable."""
