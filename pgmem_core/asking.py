@@ -153,8 +153,9 @@ def _flush(rt: Runtime, key: SessionKey) -> Flow[None]:
     """Make the session's pending queries durable, so that what is read next holds them."""
     yield from flows.ready(rt)
     for query in rt.pending(key.scope.tenant_id, key.session_id):
-        yield from flows.write_query(rt, query)
-        rt.settle(key.scope.tenant_id, key.session_id, [query])
+        if not query.handed:
+            yield from flows.write_query(rt, query)
+            rt.settle(key.scope.tenant_id, key.session_id, [query])
 
 
 def compile_context(

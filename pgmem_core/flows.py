@@ -138,6 +138,9 @@ def add_turns(rt: Runtime, key: SessionKey, turns: Sequence[dict[str, Any]], *, 
     )  # fmt: skip
     if given is None:  # on the caller's transaction it may still roll back
         rt.settle(key.scope.tenant_id, key.session_id, before)
+    else:
+        for query in before:
+            query.handed = True
     rt.wake()
     return [_as_turn(key.session_id, turn, result) for turn, result in zip(new, stored[len(before) :], strict=True)]
 
@@ -188,7 +191,7 @@ def compile_context(rt: Runtime, request: ContextRequest) -> Flow[CompiledContex
     body: Content = "" if request.query is None else read_content(request.query)
     text = searchable_text(body)
     yield from ready(rt)
-    waiting = rt.pending(key.scope.tenant_id, key.session_id)
+    waiting = [query for query in rt.pending(key.scope.tenant_id, key.session_id) if not query.handed]
     if waiting:  # asked again before the last query was written: it must be in this window, in its order
         yield from transact(
             working.append, key.scope, key.session_id, [query.turn for query in waiting],

@@ -37,6 +37,9 @@ class PendingQuery:
     turn: NewTurn
     create: bool
     written: Future[Any] | None = field(default=None)
+    # Written on a connection of the caller's: until that transaction ends, a write of our own would wait for it,
+    # for ever where the caller waits for us. The thread beside the turn does, and writes what was rolled back.
+    handed: bool = field(default=False)
 
     @property
     def durable(self) -> bool:

@@ -21,34 +21,34 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="PGMEM_", extra="forbid", frozen=True)
 
-    schema_name: str = Field("pgmem", description="Postgres schema that holds every object of pgmem")
-    language: str = Field("english", description="stemming language of the words index, or 'simple'")
+    schema_name: str = Field(default="pgmem", description="Postgres schema that holds every object of pgmem")
+    language: str = Field(default="english", description="stemming language of the words index, or 'simple'")
 
     pooler: Literal["none", "pgbouncer"] = Field(
-        "none", description="'pgbouncer' for transaction pooling: no prepared statements, no session state"
+        default="none", description="'pgbouncer' for transaction pooling: no prepared statements, no session state"
     )
-    pool_size: int = Field(5, ge=1, le=1000)
-    max_overflow: int = Field(10, ge=0, le=1000)
-    pool_timeout_seconds: float = Field(30.0, gt=0)
-    connect_timeout_seconds: int = Field(10, ge=1)
+    pool_size: int = Field(default=5, ge=1, le=1000)
+    max_overflow: int = Field(default=10, ge=0, le=1000)
+    pool_timeout_seconds: float = Field(default=30.0, gt=0)
+    connect_timeout_seconds: int = Field(default=10, ge=1)
 
-    budget_tokens: int = Field(8000, ge=64, description="tokens of a whole compiled context")
-    prefix_tokens: int = Field(400, ge=0, description="most tokens of the stable prefix's memory")
-    recall_tokens: int = Field(800, ge=0, description="most tokens of recalled items in the tail")
-    recall_items: int = Field(8, ge=0, le=100, description="most recalled items in the tail")
-    window_turns: int = Field(200, ge=2, le=2000, description="most turns of the live window")
+    budget_tokens: int = Field(default=8000, ge=64, description="tokens of a whole compiled context")
+    prefix_tokens: int = Field(default=400, ge=0, description="most tokens of the stable prefix's memory")
+    recall_tokens: int = Field(default=800, ge=0, description="most tokens of recalled items in the tail")
+    recall_items: int = Field(default=8, ge=0, le=100, description="most recalled items in the tail")
+    window_turns: int = Field(default=200, ge=2, le=2000, description="most turns of the live window")
 
-    embed_timeout_ms: int = Field(150, ge=1, description="past it the read goes by words alone")
-    embed_batch_size: int = Field(128, ge=1, le=4096)
+    embed_timeout_ms: int = Field(default=150, ge=1, description="past it the read goes by words alone")
+    embed_batch_size: int = Field(default=128, ge=1, le=4096)
 
-    half_life_days: float = Field(30.0, gt=0, description="age at which half of the recency share is gone")
-    recency_share: float = Field(0.10, ge=0, le=1, description="share of the score that age can take away")
+    half_life_days: float = Field(default=30.0, gt=0, description="age at which half of the recency share is gone")
+    recency_share: float = Field(default=0.10, ge=0, le=1, description="share of the score that age can take away")
     relevance_floor: float | None = Field(
-        None, ge=-1, le=1, description="cosine below which nothing is injected; None: the embedder's own"
+        default=None, ge=-1, le=1, description="cosine below which nothing is injected; None: the embedder's own"
     )
 
-    worker_poll_seconds: float = Field(1.0, gt=0)
-    worker_lease_seconds: float = Field(60.0, gt=0)
+    worker_poll_seconds: float = Field(default=1.0, gt=0)
+    worker_lease_seconds: float = Field(default=60.0, gt=0)
 
     @field_validator("schema_name")
     @classmethod

@@ -1,4 +1,4 @@
-"""Behind PgBouncer in transaction mode: no errors with the documented setting, nothing left on shared connections (D4)."""
+"""Behind PgBouncer in transaction mode (D4): no errors with the setting for it, nothing left on shared connections."""
 
 from __future__ import annotations
 

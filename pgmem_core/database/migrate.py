@@ -288,10 +288,12 @@ def _insert_model(conn: Connection, name: str, dimensions: int, source: str) -> 
             {"name": name, "dimensions": dimensions, "source": source},
         )
     except (DBAPIError, psycopg.Error) as exc:
-        raise _needs_owner(exc, name) from exc
+        if _state(exc) != "42501":
+            raise
+        raise _needs_owner(name) from exc
     if dimensions > _INDEX_LIMIT:
         log.warning(
-            "embedder %r gives %d dimensions; pgvector indexes at most %d, so its searches are exact scans of the scope",
+            "embedder %r gives %d dimensions; pgvector indexes at most %d, so its searches scan the scope exactly",
             name,
             dimensions,
             _INDEX_LIMIT,
@@ -329,20 +331,18 @@ def _build_index(conn: Connection, model: Model, *, new: bool) -> None:
         )
     except (DBAPIError, psycopg.Error) as exc:
         if _state(exc) == "42501" and new:
-            raise _needs_owner(exc, model.name) from exc
+            raise _needs_owner(model.name) from exc
         if _state(exc) not in ("42501", "55P03"):
             raise
         conn.query("ROLLBACK TO SAVEPOINT building")
         log.warning(
-            "the index of embedder %r is not built yet (%s); searches with it are exact until a later setup() builds it",
+            "the index of embedder %r is not built yet (%s); its searches are exact until a later setup() builds it",
             model.name,
             _primary(exc),
         )
 
 
-def _needs_owner(exc: DBAPIError | psycopg.Error, name: str) -> Exception:
-    if _state(exc) != "42501":
-        return exc
+def _needs_owner(name: str) -> PermissionDenied:
     return PermissionDenied(
         f"a new embedding model ({name!r}) needs an index, and this role does not own the schema; run 'pgmem init'"
         " once with the owner's DSN and this embedder"

@@ -116,7 +116,9 @@ AUTOCOMMIT: dict[str, Opener] = {
 async def both(make_memory: Maker, make_store: Maker) -> tuple[Face, Face]:
     memory = await make_memory(embedder=FakeEmbedder())
     await memory.session.open("s1", user_id="u1")
-    return memory, await make_store(embedder=FakeEmbedder(), model="given")
+    store = await make_store(model="given")
+    await store.delete("t1", await store.add("t1", "s1", "registers the model", [1.0, 0.0]))
+    return memory, store
 
 
 ROWS = [{"session_id": "s1", "content": f"row {n}", "embedding": [1.0, n], "kind": "fact"} for n in range(12)]
@@ -169,12 +171,9 @@ async def test_d13_autocommit_is_all_or_nothing(both: tuple[Face, Face], face: s
         written = await write(both, given.connection)
         assert outside(dsn) == written == await given.count()
         # The first session's turn goes in, the second's session is another user's: neither stays.
-        session = [dict(row, kind="turn") for row in ROWS[:2]]
+        one, two = (dict(row, kind="turn", session_id=name) for row, name in zip(ROWS, ("a", "s1"), strict=False))
         with pytest.raises(Exception, match="another user"):
-            await settled(
-                store.target.add_many("default", [{**session[0], "session_id": "a"}, {**session[1], "session_id": "s1"}],
-                                      connection=given.connection)
-            )  # fmt: skip
+            await settled(store.target.add_many("default", [one, two], connection=given.connection))
         assert outside(dsn) == written
 
 
@@ -187,8 +186,8 @@ async def test_d13_a_refusal_leaves_the_callers_transaction_usable(
         await settled(store.target.add("t1", "s1", "kept", [1.0, 0.0], connection=given.connection))
         with pytest.raises(BadVector):
             await settled(store.target.add("t1", "s1", "bad", [float("nan"), 0.0], connection=given.connection))
+        session = await settled(memory.target.session.get("s1"))
         with pytest.raises(InvalidArgument):
-            session = await settled(memory.target.session.get("s1"))
             await settled(session.add_turn("user", "  ", connection=given.connection))
         with pytest.raises(NotFound):
             await settled(memory.target.session.get("no such session"))
@@ -245,6 +244,52 @@ async def test_d13_a_wrong_kind_is_refused_before_anything_is_written(
             store.target.add("t1", "s1", "x", [1.0, 0.0], connection=conn)
     engine.dispose()
     assert outside(dsn) == 0
+
+
+async def test_d13_reads_do_not_wait_for_the_callers_transaction(make_memory: Maker, face: str, dsn: str) -> None:
+    memory = await make_memory(embedder=FakeEmbedder())
+    session = await memory.session.open("s1", user_id="u1")
+    await session.compile_context("do I like jazz?")
+    inner = session.target
+    async with KINDS["psycopg"](face, dsn) as given:
+        await settled(inner.add_turn("assistant", "you do", connection=given.connection))
+        await settled(inner.turns())  # all of these on this thread: waiting would be for ever
+        await settled(inner.window())
+        await settled(inner.compile_context("and tea?", store_query=False))
+        await settled(inner.search("jazz"))
+        await memory.session.open("s1", user_id="u1")
+        await given.rollback()
+    await memory.flush()
+    assert [turn.text for turn in await session.turns()] == ["do I like jazz?"]  # the query outlives the rollback
+
+    await session.compile_context("and tea?")
+    async with KINDS["psycopg"](face, dsn) as given:
+        await settled(inner.add_turn("assistant", "tea too", connection=given.connection))
+        await given.commit()
+    await memory.flush()
+    assert [turn.text for turn in await session.turns()] == ["do I like jazz?", "and tea?", "tea too"]
+
+
+async def test_d13_a_first_vector_in_a_transaction_that_has_written(
+    make_memory: Maker, make_store: Maker, face: str, dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model's index cannot be built past the caller's open transaction, so it is left to a later setup."""
+    memory, store = await make_memory(embedder=FakeEmbedder()), await make_store(model="new")
+    session = (await memory.session.open("s1", user_id="u1")).target
+    async with KINDS["psycopg"](face, dsn) as given:
+        await settled(session.add_turn("user", "one", connection=given.connection))
+        await settled(store.target.add("t1", "s1", "two", [1.0, 0.0], connection=given.connection))
+        assert "not built yet" in caplog.text
+        await given.commit()
+    assert await store.similar("t1", [1.0, 0.0]) == ["two"]
+
+    def built() -> bool:
+        with psycopg.connect(dsn) as conn:
+            return conn.execute("SELECT FROM pg_indexes WHERE indexname = 'records_hnsw_m2'").fetchone() is not None
+
+    assert not built()
+    await (await make_store(model="new")).add("t1", "s1", "three", [0.0, 1.0])
+    assert built()
 
 
 # -- engines of the caller's -------------------------------------------------------------------------------------

@@ -61,7 +61,8 @@ async def talk(memory: Face, count: int = 40, words: int = 60) -> Face:
         ]
     )
     await memory.form()
-    return await memory.session.open("other", user_id="u1")
+    other: Face = await memory.session.open("other", user_id="u1")
+    return other
 
 
 async def compiled(memory: Face, session: Face, **options: Any) -> Any:
@@ -146,15 +147,20 @@ async def budget_tokens(make: Maker, dsn: str) -> None:
 
 @shows("prefix_tokens", "window_turns")
 async def window(make: Maker, dsn: str) -> None:
-    turns = {}
-    for options in ({}, {"prefix_tokens": 5_000}, {"window_turns": 10}):
-        memory = await make(**options)
-        await talk(memory, count=40, words=30)
+    memory = await make()
+    await talk(memory, count=40, words=25)
+    session = await memory.session.open("long", user_id="u1")
+    total = (await session.info()).token_count
+    # The window gets what an eighth of the budget, the recalled 800 and the prefix leave: just enough without one.
+    budget = (total + 850) * 8 // 7 + 8
+    turns = []
+    for changed in ({"prefix_tokens": 0}, {"prefix_tokens": budget}, {"prefix_tokens": 0, "window_turns": 10}):
+        memory = await make(budget_tokens=budget, **changed)
         context = await compiled(memory, await memory.session.open("long", user_id="u1"))
-        turns[tuple(options)] = len(context.sections["working"])
-    assert turns[()] == 40
-    assert turns["prefix_tokens",] < 40
-    assert turns["window_turns",] <= 10
+        turns.append(len(context.sections["working"]))
+    assert turns[0] == 40
+    assert 0 < turns[1] < 40
+    assert 0 < turns[2] <= 10
 
 
 @shows("recall_items", "recall_tokens")
@@ -264,7 +270,7 @@ async def test_c14_each_setting_has_an_effect(
 
 @pytest.mark.parametrize("face", [PgMem, AsyncPgMem, MemoryStore, AsyncMemoryStore])
 def test_c14_a_misspelt_setting_is_refused(face: Any) -> None:
-    with pytest.raises(ConfigurationError, match="unknown setting budget_token; pgmem knows .*budget_tokens"):
+    with pytest.raises(ConfigurationError, match=r"unknown setting budget_token; pgmem knows .*budget_tokens"):
         face("postgresql://localhost/x", budget_token=500)
     with pytest.raises(ConfigurationError, match="pooler"):
         face("postgresql://localhost/x", pooler="bouncer")

@@ -1,0 +1,139 @@
+-- Semantic, execution, episodic and narrative memory, and what keeps them true.
+
+CREATE TABLE subjects (                  -- its row is the lock of all facts about it
+    tenant_id   text NOT NULL,
+    subject_id  uuid NOT NULL,           -- derived from kind and identifier: the same wherever it is named
+    kind        text NOT NULL,
+    identifier  text NOT NULL,
+    last_change timestamptz NOT NULL DEFAULT '-infinity',  -- times under the lock never go back
+    PRIMARY KEY (tenant_id, subject_id)
+);
+
+CREATE TABLE facts (
+    tenant_id         text NOT NULL,
+    fact_id           uuid NOT NULL,
+    subject_id        uuid NOT NULL,
+    user_id           text NOT NULL,     -- whose memory it is in
+    session_id        text,              -- where it was learnt, if in a session
+    predicate         text NOT NULL,
+    value             jsonb NOT NULL,
+    value_key         bytea NOT NULL CHECK (octet_length(value_key) = 32),
+    single_valued     boolean NOT NULL,
+    authority         text NOT NULL CHECK (authority IN ('user', 'system', 'tool', 'agent')),
+    confidence        real NOT NULL CHECK (confidence BETWEEN 0 AND 1),
+    status            text NOT NULL CHECK (status IN ('accepted', 'contested', 'rejected')),
+    valid_from        timestamptz NOT NULL DEFAULT '-infinity',
+    valid_to          timestamptz NOT NULL DEFAULT 'infinity',
+    recorded_at       timestamptz NOT NULL,
+    superseded_at     timestamptz NOT NULL DEFAULT 'infinity',
+    superseded_by     uuid,
+    ended_as          text CHECK (ended_as IN ('changed', 'wrong', 'retracted', 'ended', 'rejected', 'expired')),
+    last_confirmed_at timestamptz NOT NULL,
+    confirmations     integer NOT NULL DEFAULT 0,
+    expires_at        timestamptz,
+    PRIMARY KEY (tenant_id, fact_id),
+    FOREIGN KEY (tenant_id, subject_id) REFERENCES subjects (tenant_id, subject_id),
+    CHECK (valid_from < valid_to),
+    CHECK (recorded_at < superseded_at)
+);
+-- At most one current, open-ended, uncontested value of a single-valued predicate; and each value once.
+CREATE UNIQUE INDEX facts_one_value ON facts (tenant_id, subject_id, predicate)
+    WHERE single_valued AND status = 'accepted' AND superseded_at = 'infinity' AND valid_to = 'infinity';
+CREATE UNIQUE INDEX facts_each_value_once ON facts (tenant_id, subject_id, predicate, value_key)
+    WHERE superseded_at = 'infinity' AND valid_to = 'infinity';
+CREATE INDEX facts_of_subject ON facts (tenant_id, subject_id, predicate, recorded_at);
+CREATE INDEX facts_of_user ON facts (tenant_id, user_id, recorded_at);
+
+CREATE TABLE evidence (
+    tenant_id   text NOT NULL,
+    evidence_id uuid NOT NULL,
+    fact_id     uuid NOT NULL,
+    turn_id     uuid,                    -- a turn of the same tenant …
+    source      text,                    -- … or somebody else's record
+    quote       text,
+    recorded_at timestamptz NOT NULL,
+    PRIMARY KEY (tenant_id, evidence_id),
+    FOREIGN KEY (tenant_id, fact_id) REFERENCES facts (tenant_id, fact_id) ON DELETE CASCADE,
+    FOREIGN KEY (tenant_id, turn_id) REFERENCES records (tenant_id, id) ON DELETE CASCADE,
+    CHECK ((turn_id IS NULL) <> (source IS NULL))
+);
+CREATE INDEX evidence_of_fact ON evidence (tenant_id, fact_id);
+CREATE INDEX evidence_of_turn ON evidence (tenant_id, turn_id) WHERE turn_id IS NOT NULL;
+
+CREATE TABLE tombstones (                -- values called wrong: they stay dead
+    tenant_id  text NOT NULL,
+    subject_id uuid NOT NULL,
+    predicate  text NOT NULL,
+    value_key  bytea NOT NULL CHECK (octet_length(value_key) = 32),
+    authority  text NOT NULL CHECK (authority IN ('user', 'system', 'tool', 'agent')),
+    hits       bigint NOT NULL DEFAULT 0,  -- how often something tried to bring it back
+    created_at timestamptz NOT NULL,
+    last_hit_at timestamptz,
+    PRIMARY KEY (tenant_id, subject_id, predicate, value_key),
+    FOREIGN KEY (tenant_id, subject_id) REFERENCES subjects (tenant_id, subject_id)
+);
+
+CREATE TABLE decisions (                 -- what a person decided in review
+    tenant_id   text NOT NULL,
+    decision_id uuid NOT NULL,
+    fact_id     uuid NOT NULL,
+    decision    text NOT NULL CHECK (decision IN ('confirm', 'reject', 'reopen')),
+    decided_by  text NOT NULL,
+    note        text,
+    decided_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (tenant_id, decision_id)
+);
+CREATE INDEX decisions_of_fact ON decisions (tenant_id, fact_id, decided_at);
+
+CREATE TABLE execution (                 -- what the agent is doing right now; never leaves its session
+    tenant_id  text NOT NULL,
+    session_id text NOT NULL,
+    key        text NOT NULL,
+    value      jsonb NOT NULL,
+    set_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    expires_at timestamptz,
+    PRIMARY KEY (tenant_id, session_id, key),
+    FOREIGN KEY (tenant_id, session_id) REFERENCES sessions (tenant_id, session_id) ON DELETE CASCADE
+);
+
+CREATE TABLE narratives (
+    tenant_id  text NOT NULL,
+    user_id    text NOT NULL,
+    version    integer NOT NULL,
+    content    text NOT NULL,
+    seen_through timestamptz NOT NULL,   -- newest episode and fact it was written from
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (tenant_id, user_id, version)
+);
+
+CREATE TABLE injections (                -- what an agent was shown; written off the turn, prunable
+    tenant_id    text NOT NULL,
+    injection_id uuid NOT NULL,
+    session_id   text NOT NULL,
+    user_id      text NOT NULL,
+    turn_id      uuid,                   -- the query's turn
+    known_at     timestamptz NOT NULL,
+    items        jsonb NOT NULL,         -- ids, kinds, scores and their parts; external state by hash and length only
+    prefix_hash  text NOT NULL,
+    token_count  integer NOT NULL,
+    PRIMARY KEY (tenant_id, injection_id)
+);
+CREATE INDEX injections_of_session ON injections (tenant_id, session_id, known_at);
+CREATE INDEX injections_of_turn ON injections (tenant_id, turn_id) WHERE turn_id IS NOT NULL;
+
+CREATE TABLE erasures (                  -- that something was erased, not what it was
+    tenant_id  text NOT NULL,
+    erasure_id uuid NOT NULL,
+    target     text NOT NULL CHECK (target IN ('user', 'session', 'subject', 'turn')),
+    key_hash   bytea NOT NULL,           -- keeps an older export from bringing it back
+    counts     jsonb NOT NULL,
+    erased_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (tenant_id, erasure_id)
+);
+CREATE INDEX erasures_by_key ON erasures (tenant_id, target, key_hash);
+
+ALTER TABLE sessions
+    ADD COLUMN formed_through     bigint NOT NULL DEFAULT 0,  -- facts extracted
+    ADD COLUMN summarised_through bigint NOT NULL DEFAULT 0,  -- episodes and running summary written
+    ADD COLUMN running_summary    text,
+    ADD COLUMN prefix_at          timestamptz NOT NULL DEFAULT clock_timestamp();  -- what the stable prefix knows
