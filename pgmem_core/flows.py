@@ -277,6 +277,9 @@ def _query(rt: Runtime, text: str, notes: list[str], *, limit: int, floor: float
     """Return what to look for: the words of text, and its vector if the embedder answers in time."""
     settings = rt.settings
     blank = is_blank(text)
+    if not blank and floor is not None and lexical.is_small_talk(text, language=settings.language):
+        notes.append("nothing recalled: the query is small talk")
+        blank = True
     vector: Vectors | None = None
     model: Model | None = None
     if not blank and limit > 0:

@@ -20,8 +20,9 @@ class Embedder(Protocol):
     `model` names the vector space: two embedders with the same name must give comparable vectors, and the
     store refuses to compare across names. `local` says that a text takes microseconds, so the read calls it
     in place; anything else is called from a pool of threads (or awaited) under `embed_timeout_ms`.
-    `min_relevance` is the floor of a read with this model: nothing is injected unless its best cosine plus 0.15
-    times the share of rare words in common reaches it (None: this model has no floor).
+    `min_relevance` is the floor of a read with this model: nothing is injected unless its best cosine, plus 0.25
+    times the share of the query's words that one memory holds, reaches it (None: this model has no floor). It is
+    what 300 memories or more need; fewer need less, a single one a fifth.
     """
 
     @property

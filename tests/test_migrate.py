@@ -46,6 +46,7 @@ def dump(dsn: str, schema: str = "pgmem") -> list[tuple[Any, ...]]:
             FROM pg_proc p JOIN s ON p.pronamespace = s.oid
             UNION ALL SELECT 'trigger', t.tgname, pg_get_triggerdef(t.oid)
             FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN s ON c.relnamespace = s.oid
+            WHERE NOT t.tgisinternal
             UNION ALL SELECT 'options', c.relname, c.reloptions::text
             FROM pg_class c JOIN s ON c.relnamespace = s.oid WHERE c.reloptions IS NOT NULL
             UNION ALL SELECT 'statistics', stxname, pg_get_statisticsobjdef(x.oid)

@@ -197,6 +197,12 @@ def test_importing_the_client_brings_no_framework_and_warns_of_nothing() -> None
     assert _heavy(modules, HEAVY) == []
 
 
+def test_no_module_of_the_core_imports_a_framework_before_it_is_needed() -> None:
+    modules = _imports(*(f"import {name}" for name in _modules()))
+    assert set(_modules()) <= set(modules)
+    assert _heavy(modules, ("langchain", "langgraph", "llama_index")) == []
+
+
 def test_the_distribution_and_the_package_tell_the_same_version() -> None:
     from importlib.metadata import PackageNotFoundError, version
 

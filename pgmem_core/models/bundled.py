@@ -55,9 +55,8 @@ class BundledEmbedder:
 
     @property
     def min_relevance(self) -> float | None:
-        # Over five LoCoMo conversations this rejects 97 % of 60 unrelated queries (95 % in the worst one) and
-        # costs 0.3 points of recall@10; 0.50 rejects 96 % for 0.2, 0.54 98 % for 0.5.
-        return 0.52
+        # See docs/decisions/0005-recall-recipe.md for what it lets through and what it costs.
+        return 0.45
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return one unit vector a text, float32, shape (len(texts), 256). Raises: MissingExtra."""

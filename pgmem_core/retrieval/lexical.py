@@ -44,6 +44,7 @@ __all__ = [
     "MAX_WORD",
     "Terms",
     "analyse",
+    "is_small_talk",
     "query_terms",
 ]
 
@@ -67,6 +68,17 @@ _STOP_WORDS = frozenset(
     """.split()  # noqa: SIM905 - a list of 150 literals is a page long
 )
 _STOPPED_LANGUAGES = frozenset({"english", "porter"})
+
+# Words that alone ask for nothing. They are content beside others ("Nell's first night") and indexed as such.
+_SMALL_TALK = frozenset(
+    """
+    ahead alright awesome bye cheers continue cool evening exactly excellent fine go good goodbye goodnight got
+    great haha hello help hey hi hmm later let lol lovely mind morning much never next nice night nope ok okay perfect
+    please right see sorry sounds stop sure thank thanks thx try welcome well wow yeah yep yes
+    """.split()  # noqa: SIM905
+)
+_QUESTION_WORDS = frozenset({"how", "what", "when", "where", "which", "who", "whom", "whose", "why"})
+_FIRST_PERSON = frozenset({"i", "me", "my", "myself", "our", "ours", "ourselves", "we"})
 
 # Scripts written without spaces. Hangul has spaces, but its particles are glued to the noun.
 _PAIRED = (
@@ -138,6 +150,24 @@ def query_terms(text: str, *, language: str = "english", limit: int = 64) -> Ter
         for term in dropped:
             del counts[term]
     return _counted(counts.most_common(), len(found))
+
+
+def is_small_talk(text: str, *, language: str = "english") -> bool:
+    """Return whether a query asks for nothing that could be remembered: "ok", "thanks!", "please go on", "why?".
+
+    That is English text of stop words and of some sixty words of greeting, thanks, assent and going on; without
+    any word, it is small talk too. A question about the speaker never is: "Who am I?", "What am I good at?".
+    """
+    if language not in _STOPPED_LANGUAGES or len(text) > 200:
+        return False
+    words = {_bare(word) for word in _words(text)}
+    if not words <= _SMALL_TALK | _STOP_WORDS:
+        return False
+    return words.isdisjoint(_QUESTION_WORDS) or words.isdisjoint(_FIRST_PERSON)
+
+
+def _bare(word: str) -> str:
+    return _CLITIC.sub("", _folded(word)).replace("'", "")
 
 
 def _check(language: str, limit: int) -> None:

@@ -87,7 +87,7 @@ CREATE FUNCTION recall(
     p_skip_session text, p_skip_offset bigint,     -- turns already in the window
     p_limit integer, p_candidates integer,
     p_as_of timestamptz, p_half_life_days double precision, p_recency_share double precision,
-    p_floor double precision                       -- NULL: no floor
+    p_floor double precision                       -- what 300 memories need; NULL: no floor
 ) RETURNS TABLE (
     id uuid, kind text, session_id text, seq bigint, role text, content text, message jsonb, metadata jsonb,
     token_count integer, created_at timestamptz, score double precision, lexical double precision,
@@ -102,8 +102,10 @@ AS $$
 DECLARE
     v_deep    bigint;                    -- how far down the ranking candidates may be; NULL: all of it
     v_hot     integer;                   -- a term in more records than this is left out of BM25
-    c_rare    CONSTANT double precision := 0.15;  -- what a rare word in common adds to the cosine, for the floor
-    c_words   CONSTANT double precision := 0.8;   -- the floor where no cosine is known
+    c_covered CONSTANT double precision := 0.25;  -- what all of the query's words in one record add to the cosine
+    c_words   CONSTANT double precision := 0.3;   -- the floor where no cosine is known: covered × rare
+    v_floor   double precision;
+    v_total   double precision;          -- idf of all the query's words, those no record holds included
     v_count   double precision;
     v_length  double precision;
     l_ids     uuid[];  l_scores double precision[];  l_idfs double precision[];
@@ -145,7 +147,7 @@ BEGIN
                     SELECT FROM postings p
                     WHERE p.tenant_id = p_tenant AND p.user_key = p_user_key AND p.term = t.term LIMIT v_hot + 1) x
             ) AS d
-            WHERE d.df BETWEEN 1 AND v_hot
+            WHERE d.df <= v_hot  -- one that nothing holds finds nothing, but counts in what was asked
         ), hit AS MATERIALIZED (
             SELECT p.record_id, sum(q.idf) AS idf,
                    sum(q.idf * p.tf * 1.9::float8
@@ -176,8 +178,12 @@ BEGIN
             UNION
             SELECT h.record_id, h.bm25, h.idf FROM hit h WHERE h.record_id = ANY (d_ids)
         )
-        SELECT array_agg(k.record_id), array_agg(k.bm25), array_agg(k.idf) INTO l_ids, l_scores, l_idfs FROM scored k;
+        SELECT array_agg(k.record_id), array_agg(k.bm25), array_agg(k.idf), (SELECT sum(q.idf) FROM query q)
+        INTO l_ids, l_scores, l_idfs, v_total FROM scored k;
     END IF;
+    v_total := greatest(v_total, 1e-9);  -- greatest passes over NULL
+    -- The best of many unrelated cosines is higher than the best of few: a smaller store asks for less.
+    v_floor := least(p_floor, p_floor * ln(2 + v_count) / ln(302::float8));
 
     RETURN QUERY
     WITH found AS (
@@ -188,12 +194,13 @@ BEGIN
         GROUP BY u.id
     ), raw AS MATERIALIZED (
         SELECT r.id, r.session_id, r.seq, r.created_at, coalesce(f.bm25, 0) AS bm25,
+               coalesce(f.idf, 0) / v_total AS covered,
                coalesce(f.idf, 0) / ln(1 + greatest(v_count - 0.5::float8, 0.5::float8) / 1.5::float8) AS rare,
                coalesce(f.cosine, CASE WHEN r.model = p_model THEN 1 - (r.embedding <=> p_vector) END) AS cosine
         FROM found f JOIN records r ON r.tenant_id = p_tenant AND r.id = f.id
     ), floor AS MATERIALIZED (
-        SELECT p_floor IS NULL OR coalesce(max(raw.cosine) + c_rare * max(raw.rare) >= p_floor, false)
-               OR coalesce(max(raw.rare) FILTER (WHERE raw.cosine IS NULL) >= c_words, false) AS passed
+        SELECT p_floor IS NULL OR coalesce(max(raw.cosine) + c_covered * max(raw.covered) >= v_floor, false)
+               OR coalesce(max(raw.covered * raw.rare) FILTER (WHERE raw.cosine IS NULL) >= c_words, false) AS passed
         FROM raw
     ), arms AS (
         SELECT raw.*,

@@ -1,0 +1,431 @@
+"""The state that a batch of claims is played on: rows and tombstones as they will be, change by change. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from pgmem_core.facts import Evidence, Fact, Status, Tombstone, check_subject, outranks, strength
+from pgmem_core.folding import value_key
+from pgmem_core.formation.changes import (
+    Add,
+    Change,
+    Confirm,
+    Contest,
+    End,
+    HitTombstone,
+    Ignore,
+    NewFact,
+    Refusal,
+    Rejected,
+    Retract,
+    Supersede,
+)
+from pgmem_core.formation.claims import Claim
+from pgmem_core.predicates import opposite
+from pgmem_core.types import Authority, SubjectRef
+
+__all__ = ["Board", "risen"]
+
+_EVER = datetime.min.replace(tzinfo=UTC)
+_NEVER = datetime.max.replace(tzinfo=UTC)
+# What is said later in the same instant (one turn, two statements) comes after it.
+_TICK = timedelta(microseconds=1)
+# Who may bury a value that nobody has claimed yet ("I have no sister"). A model's denial of nothing is noise.
+_MAY_DENY = (Authority.user, Authority.system)
+
+
+def risen(confidence: float, new: float) -> float:
+    """Return the confidence after one more statement: `c + (1 - c) × 0.5 × d`."""
+    return min(1.0, round(confidence + (1 - confidence) * 0.5 * new, 6))
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    id: str
+    subject: SubjectRef
+    predicate: str
+    key: bytes
+    authority: Authority
+    confidence: float
+    status: Status
+    single: bool
+    start: datetime
+    stop: datetime
+    confirmed: datetime
+    turns: set[str]
+
+    def overlaps(self, start: datetime, stop: datetime) -> bool:
+        return self.start < stop and start < self.stop
+
+
+_Place = tuple[SubjectRef, str]
+
+
+class Board:
+    """Rows and tombstones, changed by each claim taken; `changes` and `rejected` say how."""
+
+    def __init__(self, current: Sequence[Fact], tombstones: Iterable[Tombstone]) -> None:
+        self.changes: list[Change] = []
+        self.rejected: list[Rejected] = []
+        self._rows: dict[_Place, list[_Row]] = {}
+        self._dead: dict[tuple[_Place, bytes], Tombstone] = {}
+        self._minted = 0
+        for fact in current:
+            if fact.superseded_at is None and fact.status != "rejected":
+                self._put(_row_of(fact))
+        for tombstone in tombstones:
+            place = (check_subject(tombstone.subject), tombstone.predicate)
+            self._dead[place, tombstone.value_key] = tombstone
+
+    def take(self, claim: Claim) -> None:
+        """Decide about one claim."""
+        if claim.action == "end":
+            self._end(claim)
+        elif claim.action == "retract":
+            self._retract(claim)
+        else:
+            self._state(claim)
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    def _at(self, claim: Claim, predicate: str | None = None) -> list[_Row]:
+        return self._rows.setdefault((claim.subject, predicate or claim.predicate), [])
+
+    def _put(self, row: _Row) -> None:
+        self._rows.setdefault((row.subject, row.predicate), []).append(row)
+
+    def _drop(self, row: _Row) -> None:
+        self._rows[row.subject, row.predicate].remove(row)
+
+    def _find(self, row_id: str) -> _Row | None:
+        return next((row for rows in self._rows.values() for row in rows if row.id == row_id), None)
+
+    def _single(self, claim: Claim) -> bool:
+        standing = [row.single for row in self._at(claim) if row.status == "accepted"]
+        return any(standing) if standing else claim.single_valued
+
+    def _tombstone(self, claim: Claim) -> Tombstone | None:
+        assert claim.value_key is not None
+        return self._dead.get(((claim.subject, claim.predicate), claim.value_key))
+
+    # -- "assert" and "correct" ---------------------------------------------------------------------------------
+
+    def _state(self, claim: Claim) -> None:
+        dead = self._tombstone(claim)
+        if dead is not None and not _may_lift(claim, dead):
+            self.changes.append(HitTombstone(claim.by, dead))
+            return
+        same = [row for row in self._at(claim) if row.key == claim.value_key]
+        if known := next((row for row in same if _told_by(row, claim)), None):
+            self._ignore(claim, "this turn has been read already", known)
+            if known.status == "accepted":
+                self._bury_replaced(claim, known)
+            return
+        wrong = self._wrong(claim)
+        if stronger := next((row for row in wrong if outranks(row.authority, claim.authority)), None):
+            self._contest(claim, stronger, dead)
+            return
+        if standing := self._standing(claim, same):
+            self._confirm(claim, standing)
+            self._bury_replaced(claim, standing)
+            return
+        self._insert(claim, wrong, dead)
+
+    def _standing(self, claim: Claim, same: list[_Row]) -> _Row | None:
+        """Return the accepted row that already says so for the time the claim is about."""
+        start, stop = _span(claim)
+        others = [row for row in self._at(claim) if row.status == "accepted" and row.key != claim.value_key]
+        for row in sorted(same, key=lambda row: row.start):
+            if row.status != "accepted" or row.stop <= start or (claim.valid_to is not None and row.start >= stop):
+                continue
+            # With another value in between, the earlier statement is of an earlier time that it held.
+            between = any(start < other.start < row.start for other in others) and row.single
+            return None if between else row
+        return None
+
+    def _wrong(self, claim: Claim) -> list[_Row]:
+        """Return the rows that a correction calls wrong, the one whose place it takes first."""
+        if claim.action != "correct":
+            return []
+        rows = [row for row in self._at(claim) if row.key != claim.value_key and row.confirmed <= claim.said_at]
+        accepted = [row for row in rows if row.status == "accepted"]
+        if claim.fact_id is not None:
+            found = [row for row in rows if row.id == claim.fact_id]
+        elif claim.replaces_key is not None:
+            found = [row for row in rows if row.key == claim.replaces_key]
+        elif self._single(claim):
+            found = [row for row in accepted if row.start <= claim.said_at < row.stop]
+        else:
+            still = [row for row in accepted if claim.said_at < row.stop]
+            found = still if len(still) == 1 else []
+        # A contested row has no place in time to take over.
+        return sorted(found, key=lambda row: (row.status == "accepted", row.stop, row.start), reverse=True)
+
+    def _insert(self, claim: Claim, wrong: list[_Row], dead: Tombstone | None) -> None:
+        start, stop = _span(claim)
+        primary = wrong[0] if wrong and wrong[0].status == "accepted" else None
+        if primary is not None:
+            start, stop = claim.valid_from or primary.start, claim.valid_to or primary.stop
+            if stop <= start:
+                start, stop = _span(claim)
+        others = [row for row in self._excluded(claim) if row not in wrong]
+        while any(row.start == start != _EVER for row in others):
+            start += _TICK
+        closed: list[_Row] = []
+        settled: list[_Row] = []
+        for row in sorted(others, key=lambda row: row.start):
+            if not row.overlaps(start, stop):
+                continue
+            if row.start > start:
+                if outranks(claim.authority, row.authority):
+                    settled.append(row)
+                else:
+                    stop = row.start
+                continue
+            if outranks(row.authority, claim.authority) or (claim.valid_to is not None and claim.valid_to < row.stop):
+                self._contest(claim, row, dead)
+                return
+            if row.confirmed > claim.said_at and claim.valid_from is None:
+                self._ignore(claim, "another value was confirmed after this was said", row)
+                return
+            closed.append(row)
+        self._write(claim, start, stop, primary, closed, settled, dead)
+        for row in wrong[1:] if primary is not None else wrong:
+            self._bury(claim, row)
+        self._deny(claim)
+
+    def _excluded(self, claim: Claim) -> list[_Row]:
+        """Return the accepted rows that cannot hold at the same time as the claim."""
+        rows = self._at(claim) if self._single(claim) else []
+        found = [row for row in rows if row.status == "accepted" and row.key != claim.value_key]
+        other = opposite(claim.predicate)
+        if other is not None:
+            found += [row for row in self._at(claim, other) if row.status == "accepted" and row.key == claim.value_key]
+        return found
+
+    def _write(
+        self,
+        claim: Claim,
+        start: datetime,
+        stop: datetime,
+        primary: _Row | None,
+        closed: list[_Row],
+        settled: list[_Row],
+        dead: Tombstone | None,
+    ) -> None:
+        contested = [row for row in self._at(claim) if row.status == "contested" and row.key == claim.value_key]
+        settles = tuple(row.id for row in (*settled, *contested))
+        for row in (*settled, *contested):
+            self._drop(row)
+        new = self._new(claim, "accepted", start, stop)
+        if dead is not None:
+            del self._dead[(claim.subject, claim.predicate), dead.value_key]
+        if primary is not None:
+            tombstone = self._lay(claim, primary)
+            self._drop(primary)
+            self.changes.append(
+                Supersede(claim.by, primary.id, "wrong", new, None, tombstone, settles=settles, lifts=dead)
+            )
+        else:
+            mine = next((row for row in closed if row.predicate == claim.predicate), None)
+            if mine is None:
+                self.changes.append(Add(claim.by, new, settles=settles, lifts=dead))
+            else:
+                closed.remove(mine)
+                mine.stop = start
+                self.changes.append(Supersede(claim.by, mine.id, "changed", new, start, settles=settles, lifts=dead))
+        for row in closed:
+            row.stop = start
+            self.changes.append(End(claim.by, row.id, start, claim.evidence))
+
+    def _contest(self, claim: Claim, against: _Row, dead: Tombstone | None) -> None:
+        if dead is not None:  # a dead value does not come back by the side door
+            self.changes.append(HitTombstone(claim.by, dead))
+            return
+        for row in self._at(claim):
+            if row.key == claim.value_key and row.status == "contested":
+                self._confirm(claim, row)
+                return
+        new = self._new(claim, "contested", *_span(claim))
+        self.changes.append(Contest(claim.by, new, against.id))
+
+    def _confirm(self, claim: Claim, row: _Row) -> None:
+        if outranks(row.authority, claim.authority):
+            self._ignore(claim, "a weaker authority repeats it", row)
+            return
+        row.authority = max(row.authority, claim.authority, key=strength)
+        row.confidence = risen(row.confidence, claim.confidence)
+        row.confirmed = max(row.confirmed, claim.said_at)
+        row.turns |= _turns(claim.evidence)
+        self.changes.append(Confirm(claim.by, row.id, row.confidence, row.confirmed, row.authority, claim.evidence))
+
+    def _new(self, claim: Claim, status: Status, start: datetime, stop: datetime) -> NewFact:
+        assert claim.value_key is not None
+        single = self._single(claim)
+        new = NewFact(
+            ref=f"new:{self._minted}",
+            subject=claim.subject,
+            predicate=claim.predicate,
+            value=claim.value,
+            value_key=claim.value_key,
+            authority=claim.authority,
+            confidence=claim.confidence,
+            status=status,
+            single_valued=single,
+            valid_from=None if start == _EVER else start,
+            valid_to=None if stop == _NEVER else stop,
+            last_confirmed_at=claim.said_at,
+            evidence=claim.evidence,
+        )
+        self._minted += 1
+        self._put(
+            _Row(
+                new.ref, new.subject, new.predicate, new.value_key, new.authority, new.confidence, status, single,
+                start, stop, new.last_confirmed_at, _turns(new.evidence),
+            )
+        )  # fmt: skip
+        return new
+
+    # -- "end" and "retract" ------------------------------------------------------------------------------------
+
+    def _end(self, claim: Claim) -> None:
+        moment = claim.valid_to or claim.said_at
+        rows = [row for row in self._named(claim) if row.status == "accepted" and moment < row.stop]
+        if not rows:
+            self._ignore(claim, "there is nothing current that it could end")
+        elif self._unclear(claim, rows):
+            return
+        for row in rows:
+            if outranks(row.authority, claim.authority):
+                self._refuse(claim, "authority", f"{claim.authority} cannot end what {row.authority} said")
+            elif row.start > moment or row.confirmed > claim.said_at:
+                self._ignore(claim, "it was stated again after this was said", row)
+            elif (stop := max(moment, row.start + _TICK)) >= row.stop:
+                self._ignore(claim, "it has ended already", row)
+            else:
+                row.stop = stop
+                row.turns |= _turns(claim.evidence)
+                self.changes.append(End(claim.by, row.id, row.stop, claim.evidence))
+
+    def _retract(self, claim: Claim) -> None:
+        rows = self._named(claim)
+        if claim.value_key is None and claim.fact_id is None:  # what stands now, not the history
+            rows = [row for row in rows if row.status == "accepted" and claim.said_at < row.stop]
+            if self._unclear(claim, rows):
+                return
+        if not rows:
+            self._deny(claim)
+            return
+        for row in rows:
+            if outranks(row.authority, claim.authority):
+                self._refuse(claim, "authority", f"{claim.authority} cannot retract what {row.authority} said")
+            elif row.confirmed > claim.said_at:
+                self._ignore(claim, "it was stated again after this was said", row)
+            else:
+                self._bury(claim, row)
+
+    def _named(self, claim: Claim) -> list[_Row]:
+        """Return the rows that an end or a retraction is about: by id, by value, or all of the predicate."""
+        rows = list(self._at(claim))
+        if claim.fact_id is not None:
+            return [row for row in rows if row.id == claim.fact_id]
+        return rows if claim.value_key is None else [row for row in rows if row.key == claim.value_key]
+
+    def _unclear(self, claim: Claim, rows: list[_Row]) -> bool:
+        if claim.value_key is None and claim.fact_id is None and len(rows) > 1:
+            self._refuse(claim, "ambiguous", f"{claim.predicate} has {len(rows)} values; which one is not said")
+            return True
+        return False
+
+    # -- tombstones ---------------------------------------------------------------------------------------------
+
+    def _bury_replaced(self, claim: Claim, kept: _Row) -> None:
+        for row in self._wrong(claim):
+            named = row.key == claim.replaces_key or row.id == claim.fact_id
+            if named and row is not kept and not outranks(row.authority, claim.authority):
+                self._bury(claim, row)
+        self._deny(claim)
+
+    def _bury(self, claim: Claim, row: _Row) -> None:
+        tombstone = self._lay(claim, row)
+        self._drop(row)
+        self.changes.append(Retract(claim.by, row.id, tombstone, claim.evidence))
+
+    def _deny(self, claim: Claim) -> None:
+        """Keep a value dead that has no row: the one retracted, or the one that a correction names."""
+        if claim.action == "retract":
+            key, why = claim.value_key, "there is nothing that it could retract"
+        else:
+            key, why = claim.replaces_key, None
+        if claim.action not in ("retract", "correct") or (why is None and key == claim.value_key):
+            return
+        if key is not None and claim.authority in _MAY_DENY and not any(row.key == key for row in self._at(claim)):
+            dead = self._dead.get(((claim.subject, claim.predicate), key))
+            if dead is None or outranks(claim.authority, dead.authority):
+                tombstone = Tombstone(claim.subject, claim.predicate, key, claim.authority, claim.said_at)
+                self._dead[(claim.subject, claim.predicate), key] = tombstone
+                self.changes.append(Retract(claim.by, None, tombstone, claim.evidence))
+                return
+            why = why and "it is rejected already"
+        if why is not None:
+            self._ignore(claim, why)
+
+    def _lay(self, claim: Claim, row: _Row) -> Tombstone:
+        """Return the tombstone of a row: the strongest authority that rejected it, and the latest time."""
+        place = (row.subject, row.predicate), row.key
+        tombstone = Tombstone(row.subject, row.predicate, row.key, claim.authority, claim.said_at, row.id)
+        if (old := self._dead.get(place)) is not None:
+            tombstone = replace(
+                tombstone,
+                authority=max(old.authority, claim.authority, key=strength),
+                rejected_at=max(old.rejected_at, claim.said_at),
+            )
+        self._dead[place] = tombstone
+        return tombstone
+
+    # -- saying so ----------------------------------------------------------------------------------------------
+
+    def _ignore(self, claim: Claim, reason: str, row: _Row | None = None) -> None:
+        self.changes.append(Ignore(claim.by, reason, None if row is None else row.id))
+
+    def _refuse(self, claim: Claim, code: Refusal, reason: str) -> None:
+        self.rejected.append(Rejected(claim.by, claim, code, reason))
+
+
+def _span(claim: Claim) -> tuple[datetime, datetime]:
+    start, stop = claim.interval
+    return start or _EVER, stop or _NEVER
+
+
+def _may_lift(claim: Claim, dead: Tombstone) -> bool:
+    explicit = claim.explicit or claim.action == "correct"
+    return explicit and strength(claim.authority) >= strength(dead.authority) and claim.said_at > dead.rejected_at
+
+
+def _turns(evidence: Sequence[Evidence]) -> set[str]:
+    return {one.turn_id for one in evidence if one.turn_id is not None}
+
+
+def _told_by(row: _Row, claim: Claim) -> bool:
+    """True if every turn behind the claim already stands behind the row."""
+    mine = _turns(claim.evidence)
+    return bool(mine) and mine <= row.turns
+
+
+def _row_of(fact: Fact) -> _Row:
+    return _Row(
+        id=fact.id,
+        subject=check_subject(fact.subject),
+        predicate=fact.predicate,
+        key=value_key(fact.value),
+        authority=fact.authority,
+        confidence=fact.confidence,
+        status=fact.status,
+        single=fact.single_valued,
+        start=fact.valid_from or _EVER,
+        stop=fact.valid_to or _NEVER,
+        confirmed=fact.last_confirmed_at,
+        turns=_turns(fact.evidence),
+    )

@@ -1,0 +1,78 @@
+"""Execution memory: what the agent is doing right now. Keyed JSON of one session, with a time to live. Operations.
+
+Nothing here is ever recalled into another session, extracted or embedded. An entry that has expired is gone for
+every read at once; `expire` only reclaims its space.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pgmem_core.database.connection import Connection, jsonb
+from pgmem_core.encoding import decode_json
+
+__all__ = ["clear", "expire", "fetch", "fetch_all", "put"]
+
+_LIVE = "(expires_at IS NULL OR expires_at > clock_timestamp())"
+
+
+def put(
+    conn: Connection, tenant_id: str, session_id: str, key: str, value: Any, *, ttl_seconds: float | None
+) -> bool:
+    """Set a key; False if the session does not exist or has ended. One statement."""
+    rows = conn.query(
+        f"""INSERT INTO {conn.schema}.execution (tenant_id, session_id, key, value, expires_at)
+            SELECT %(tenant)s, %(session)s, %(key)s, %(value)s,
+                   clock_timestamp() + %(ttl)s::float8 * interval '1 second'
+            FROM {conn.schema}.sessions
+            WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND ended_at IS NULL
+            ON CONFLICT (tenant_id, session_id, key) DO UPDATE
+            SET value = excluded.value, expires_at = excluded.expires_at, set_at = clock_timestamp()
+            RETURNING true""",
+        {"tenant": tenant_id, "session": session_id, "key": key, "value": jsonb(value), "ttl": ttl_seconds},
+    )
+    return bool(rows)
+
+
+def fetch(conn: Connection, tenant_id: str, session_id: str, key: str) -> list[Any]:
+    """Return [value], or [] if the key is not set or has expired."""
+    rows = conn.query(
+        f"""SELECT value FROM {conn.schema}.execution
+            WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND key = %(key)s AND {_LIVE}""",
+        {"tenant": tenant_id, "session": session_id, "key": key},
+    )
+    return [decode_json(row[0]) for row in rows]
+
+
+def fetch_all(conn: Connection, tenant_id: str, session_id: str) -> dict[str, Any]:
+    """Return every live key with its value, in the order of the keys."""
+    rows = conn.query(
+        f"""SELECT key, value FROM {conn.schema}.execution
+            WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND {_LIVE} ORDER BY key""",
+        {"tenant": tenant_id, "session": session_id},
+    )
+    return {key: decode_json(value) for key, value in rows}
+
+
+def clear(conn: Connection, tenant_id: str, session_id: str, key: str | None = None) -> int:
+    """Remove a key, or all; return how many there were."""
+    return len(
+        conn.query(
+            f"""DELETE FROM {conn.schema}.execution
+                WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND (%(key)s::text IS NULL OR key = %(key)s)
+                RETURNING true""",
+            {"tenant": tenant_id, "session": session_id, "key": key},
+        )
+    )
+
+
+def expire(conn: Connection, *, tenant_id: str | None) -> int:
+    """Delete what has expired; return how many that were."""
+    return len(
+        conn.query(
+            f"""DELETE FROM {conn.schema}.execution
+                WHERE expires_at <= clock_timestamp() AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)
+                RETURNING true""",
+            {"tenant": tenant_id},
+        )
+    )
