@@ -51,13 +51,13 @@ def session_key(session_id: str | None, *, group_id: str, user_id: str | None, a
 
 
 def open_session(
-    rt: Runtime, key: SessionKey, metadata: Mapping[str, Any] | None, *, create_only: bool
+    rt: Runtime, key: SessionKey, metadata: Mapping[str, Any] | None, *, create_only: bool, given: Any = None
 ) -> Flow[SessionKey]:
     """Create the session, or get it where that is allowed."""
     checked = encode_json(dict(metadata or {}), where="metadata")
     yield from flows.ready(rt)
     yield from transact(
-        sessions.open_, key.scope, key.session_id, metadata=checked, create_only=create_only, single=True
+        sessions.open_, key.scope, key.session_id, metadata=checked, create_only=create_only, single=True, given=given
     )
     return SessionKey(key.scope, key.session_id, False)
 
@@ -87,16 +87,17 @@ def session_info(rt: Runtime, key: SessionKey) -> Flow[SessionInfo]:
                                 single=True))  # fmt: skip
 
 
-def end_session(rt: Runtime, key: SessionKey) -> Flow[SessionInfo]:
+def end_session(rt: Runtime, key: SessionKey, given: Any = None) -> Flow[SessionInfo]:
     yield from flows.ready(rt)
     return (yield from transact(sessions.end, key.scope.tenant_id, key.session_id, user_id=key.scope.user_id,
-                                single=True))  # fmt: skip
+                                single=True, given=given))  # fmt: skip
 
 
-def delete_session(rt: Runtime, key: SessionKey) -> Flow[int]:
+def delete_session(rt: Runtime, key: SessionKey, given: Any = None) -> Flow[int]:
     yield from flows.ready(rt)
     rt.settle(key.scope.tenant_id, key.session_id, rt.pending(key.scope.tenant_id, key.session_id))
-    return (yield from transact(sessions.delete, key.scope.tenant_id, key.session_id, user_id=key.scope.user_id))
+    return (yield from transact(sessions.delete, key.scope.tenant_id, key.session_id, user_id=key.scope.user_id,
+                                given=given))  # fmt: skip
 
 
 # -- turns and context -----------------------------------------------------------------------------------------
@@ -231,6 +232,7 @@ def add_messages(
     scope: Scope,
     session_id: str | None,
     metadata: Mapping[str, Any] | None,
+    given: Any = None,
 ) -> Flow[list[Turn]]:
     """Store a text, a message or a list of messages as turns of a session."""
     rows: list[dict[str, Any]] = []
@@ -253,7 +255,7 @@ def add_messages(
             role = getattr(message, "role", None) or getattr(message, "type", None) or "user"
             rows.append({"role": getattr(role, "value", role), "content": message, "metadata": metadata})
     session = str(new_id()) if session_id is None else check_id(session_id, "session_id")
-    return (yield from add_turns(rt, SessionKey(scope, session, True), rows, None))
+    return (yield from add_turns(rt, SessionKey(scope, session, True), rows, given))
 
 
 def get_all(
@@ -265,7 +267,9 @@ def get_all(
     return (yield from transact(plain.listing, scope.tenant_id, where, limit=limit, offset=offset, single=True))
 
 
-def update(rt: Runtime, group_id: str, memory_id: str | uuid.UUID, content: object) -> Flow[MemoryText]:
+def update(
+    rt: Runtime, group_id: str, memory_id: str | uuid.UUID, content: object, given: Any = None
+) -> Flow[MemoryText]:
     """Replace a memory's text; what it was stays in its history. Its meaning is embedded anew off the turn."""
     tenant, record_id = check_id(group_id, "group_id"), record_uuid(memory_id)
     body = read_content(content)
@@ -273,27 +277,29 @@ def update(rt: Runtime, group_id: str, memory_id: str | uuid.UUID, content: obje
     if is_blank(text):
         raise InvalidArgument("the new text is blank; delete the memory instead")
     yield from flows.ready(rt)
-    found = yield from transact(edits.update, tenant, record_id, text, language=rt.settings.language)
+    found = yield from transact(edits.update, tenant, record_id, text, language=rt.settings.language, given=given)
     if found is None:
         raise NotFound(f"no memory {memory_id} in group {group_id!r}")
     rt.wake()
     return found
 
 
-def delete(rt: Runtime, group_id: str, memory_id: str | uuid.UUID, user_id: str | None) -> Flow[bool]:
+def delete(
+    rt: Runtime, group_id: str, memory_id: str | uuid.UUID, user_id: str | None, given: Any = None
+) -> Flow[bool]:
     tenant, record_id = check_id(group_id, "group_id"), record_uuid(memory_id)
     user = None if user_id is None else check_id(user_id)
     yield from flows.ready(rt)
-    return (yield from transact(edits.delete, tenant, record_id, user_id=user))
+    return (yield from transact(edits.delete, tenant, record_id, user_id=user, given=given))
 
 
-def delete_all(rt: Runtime, scope: Scope) -> Flow[int]:
+def delete_all(rt: Runtime, scope: Scope, given: Any = None) -> Flow[int]:
     """Delete everything of one user."""
     yield from flows.ready(rt)
     for query in rt.all_pending():
         if query.scope.tenant_id == scope.tenant_id and query.scope.user_id == scope.user_id:
             rt.settle(scope.tenant_id, query.session_id, [query])
-    return (yield from transact(edits.delete_user, scope.tenant_id, scope.user_id))
+    return (yield from transact(edits.delete_user, scope.tenant_id, scope.user_id, given=given))
 
 
 def history(rt: Runtime, group_id: str, memory_id: str | uuid.UUID) -> Flow[list[dict[str, Any]]]:

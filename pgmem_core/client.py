@@ -131,11 +131,14 @@ class PgMem(_Base):
         agent_id: str | None = None,
         session_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        connection: Any = None,
     ) -> list[Turn]:
         """Remember a text, a message or a list of messages, as turns of a session (a new one if none is named)."""
         scope = asking.scope_of(group_id, user_id, agent_id, None)
         return run(
-            asking.add_messages(self._rt, messages, scope=scope, session_id=session_id, metadata=metadata),
+            asking.add_messages(
+                self._rt, messages, scope=scope, session_id=session_id, metadata=metadata, given=connection
+            ),
             self._rt.database,
         )
 
@@ -178,17 +181,28 @@ class PgMem(_Base):
             conditions={"session_id": session_id, "kind": kind, "filter": filter},
         ), self._rt.database)  # fmt: skip
 
-    def update(self, memory_id: str | uuid.UUID, content: object, *, group_id: str = "default") -> MemoryText:
+    def update(
+        self, memory_id: str | uuid.UUID, content: object, *, group_id: str = "default", connection: Any = None
+    ) -> MemoryText:
         """Replace a memory's text; what it was stays in `history`. Raises: NotFound."""
-        return run(asking.update(self._rt, group_id, memory_id, content), self._rt.database)
+        return run(asking.update(self._rt, group_id, memory_id, content, connection), self._rt.database)
 
-    def delete(self, memory_id: str | uuid.UUID, *, group_id: str = "default", user_id: str | None = None) -> bool:
+    def delete(
+        self,
+        memory_id: str | uuid.UUID,
+        *,
+        group_id: str = "default",
+        user_id: str | None = None,
+        connection: Any = None,
+    ) -> bool:
         """Delete one memory with its vector, terms and earlier texts; False if there is none."""
-        return run(asking.delete(self._rt, group_id, memory_id, user_id), self._rt.database)
+        return run(asking.delete(self._rt, group_id, memory_id, user_id, connection), self._rt.database)
 
-    def delete_all(self, *, user_id: str, group_id: str = "default") -> int:
+    def delete_all(self, *, user_id: str, group_id: str = "default", connection: Any = None) -> int:
         """Delete everything of one user; returns how many memories that were. An empty user_id is refused."""
-        return run(asking.delete_all(self._rt, asking.scope_of(group_id, user_id, None, None)), self._rt.database)
+        return run(
+            asking.delete_all(self._rt, asking.scope_of(group_id, user_id, None, None), connection), self._rt.database
+        )
 
     def history(self, memory_id: str | uuid.UUID, *, group_id: str = "default") -> list[dict[str, Any]]:
         """Return what happened to a memory, oldest first."""
@@ -243,10 +257,13 @@ class AsyncPgMem(_Base):
         agent_id: str | None = None,
         session_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        connection: Any = None,
     ) -> list[Turn]:
         scope = asking.scope_of(group_id, user_id, agent_id, None)
         return await arun(
-            asking.add_messages(self._rt, messages, scope=scope, session_id=session_id, metadata=metadata),
+            asking.add_messages(
+                self._rt, messages, scope=scope, session_id=session_id, metadata=metadata, given=connection
+            ),
             self._rt.database,
         )
 
@@ -287,17 +304,24 @@ class AsyncPgMem(_Base):
             conditions={"session_id": session_id, "kind": kind, "filter": filter},
         ), self._rt.database)  # fmt: skip
 
-    async def update(self, memory_id: str | uuid.UUID, content: object, *, group_id: str = "default") -> MemoryText:
-        return await arun(asking.update(self._rt, group_id, memory_id, content), self._rt.database)
+    async def update(
+        self, memory_id: str | uuid.UUID, content: object, *, group_id: str = "default", connection: Any = None
+    ) -> MemoryText:
+        return await arun(asking.update(self._rt, group_id, memory_id, content, connection), self._rt.database)
 
     async def delete(
-        self, memory_id: str | uuid.UUID, *, group_id: str = "default", user_id: str | None = None
+        self,
+        memory_id: str | uuid.UUID,
+        *,
+        group_id: str = "default",
+        user_id: str | None = None,
+        connection: Any = None,
     ) -> bool:
-        return await arun(asking.delete(self._rt, group_id, memory_id, user_id), self._rt.database)
+        return await arun(asking.delete(self._rt, group_id, memory_id, user_id, connection), self._rt.database)
 
-    async def delete_all(self, *, user_id: str, group_id: str = "default") -> int:
+    async def delete_all(self, *, user_id: str, group_id: str = "default", connection: Any = None) -> int:
         return await arun(
-            asking.delete_all(self._rt, asking.scope_of(group_id, user_id, None, None)), self._rt.database
+            asking.delete_all(self._rt, asking.scope_of(group_id, user_id, None, None), connection), self._rt.database
         )
 
     async def history(self, memory_id: str | uuid.UUID, *, group_id: str = "default") -> list[dict[str, Any]]:
@@ -338,13 +362,17 @@ class Sessions:
         group_id: str = "default",
         agent_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        connection: Any = None,
     ) -> Session:
         """Create a session and return it; an id is minted (UUIDv7) if none is given.
 
         Without user_id the session is a scope of its own: it recalls itself only. Raises: Conflict if it exists.
         """
         key = asking.session_key(session_id, group_id=group_id, user_id=user_id, agent_id=agent_id)
-        return Session(self._rt, run(asking.open_session(self._rt, key, metadata, create_only=True), self._rt.database))
+        return Session(
+            self._rt,
+            run(asking.open_session(self._rt, key, metadata, create_only=True, given=connection), self._rt.database),
+        )
 
     def open(
         self,
@@ -354,12 +382,14 @@ class Sessions:
         group_id: str = "default",
         agent_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        connection: Any = None,
     ) -> Session:
         """Get the session, or create it. Raises: Conflict if it is another user's."""
         key = asking.session_key(asking.check_id(session_id, "session_id"), group_id=group_id, user_id=user_id,
                                  agent_id=agent_id)  # fmt: skip
         return Session(
-            self._rt, run(asking.open_session(self._rt, key, metadata, create_only=False), self._rt.database)
+            self._rt,
+            run(asking.open_session(self._rt, key, metadata, create_only=False, given=connection), self._rt.database),
         )
 
     def get(self, session_id: str, *, group_id: str = "default", user_id: str | None = None) -> Session:
@@ -400,11 +430,14 @@ class AsyncSessions:
         group_id: str = "default",
         agent_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        connection: Any = None,
     ) -> AsyncSession:
         key = asking.session_key(session_id, group_id=group_id, user_id=user_id, agent_id=agent_id)
         return AsyncSession(
             self._rt,
-            await arun(asking.open_session(self._rt, key, metadata, create_only=True), self._rt.database),
+            await arun(
+                asking.open_session(self._rt, key, metadata, create_only=True, given=connection), self._rt.database
+            ),
         )
 
     async def open(
@@ -415,12 +448,15 @@ class AsyncSessions:
         group_id: str = "default",
         agent_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
+        connection: Any = None,
     ) -> AsyncSession:
         key = asking.session_key(asking.check_id(session_id, "session_id"), group_id=group_id, user_id=user_id,
                                  agent_id=agent_id)  # fmt: skip
         return AsyncSession(
             self._rt,
-            await arun(asking.open_session(self._rt, key, metadata, create_only=False), self._rt.database),
+            await arun(
+                asking.open_session(self._rt, key, metadata, create_only=False, given=connection), self._rt.database
+            ),
         )
 
     async def get(self, session_id: str, *, group_id: str = "default", user_id: str | None = None) -> AsyncSession:

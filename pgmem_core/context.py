@@ -44,6 +44,7 @@ class ContextInput:
     budget_tokens: int
     recall_tokens: int
     recall_items: int
+    least_share: float  # of the best item's score, below which an item is not worth its tokens
     timings: Mapping[str, float]
     notes: Sequence[str] = field(default_factory=tuple)
 
@@ -65,7 +66,7 @@ def compile(given: ContextInput) -> CompiledContext:
     newest = _newest_user(given.window, given.pinned) if given.query is None else None
     reserved = newest.token_count if newest else 0
     recall_budget = max(0, min(given.recall_tokens, left - reserved))
-    episodic = _recalled(given.recalled, recall_budget, given.recall_items, given.pinned, notes)
+    episodic = _recalled(given.recalled, recall_budget, given.recall_items, given.least_share, given.pinned, notes)
     tail = _tail(episodic, external)
     tail_cost = 0 if tail is None else _message_cost(tail["content"])
     left = given.budget_tokens - fixed - query_cost - tail_cost
@@ -136,14 +137,19 @@ def _line(memory: ScoredMemory, text: str) -> str:
 
 
 def _recalled(
-    recalled: Sequence[ScoredMemory], budget: int, most: int, pinned: Sequence[Turn], notes: list[str]
+    recalled: Sequence[ScoredMemory],
+    budget: int,
+    most: int,
+    least_share: float,
+    pinned: Sequence[Turn],
+    notes: list[str],
 ) -> list[Item]:
     items: list[Item] = []
     seen: set[str] = set()
     shown = {turn.id for turn in pinned}
     spent, skipped = 0, 0
     for memory in recalled:
-        if len(items) >= most:
+        if len(items) >= most or memory.score < least_share * recalled[0].score:
             break
         key = " ".join(memory.content.split()).casefold()
         if memory.id in shown or key in seen:

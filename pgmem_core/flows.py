@@ -28,6 +28,10 @@ __all__ = ["SessionKey", "add_turns", "compile_context", "ready", "search", "set
 
 log = logging.getLogger(__name__)
 
+# Of the best score. On LoCoMo it keeps 7.3 of 8 items and costs 0.006 of recall@8 (0.5: 0.020); in a small store,
+# where everything is a candidate, it is what leaves the chit-chat out.
+_LEAST_SHARE = 0.45
+
 
 @dataclass(frozen=True, slots=True)
 class SessionKey:
@@ -243,6 +247,7 @@ def compile_context(rt: Runtime, request: ContextRequest) -> Flow[CompiledContex
             budget_tokens=request.budget_tokens,
             recall_tokens=request.recall_tokens,
             recall_items=request.recall_items,
+            least_share=0.0 if request.floor is None else _LEAST_SHARE,
             timings=timings,
             notes=notes,
         )

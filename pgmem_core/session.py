@@ -140,13 +140,13 @@ class Session(_Base):
         """Return the session as stored. Raises: NotFound."""
         return run(asking.session_info(self._rt, self._key), self._rt.database)
 
-    def end(self) -> SessionInfo:
+    def end(self, *, connection: Any = None) -> SessionInfo:
         """Mark the session ended and return it."""
-        return run(asking.end_session(self._rt, self._key), self._rt.database)
+        return run(asking.end_session(self._rt, self._key, connection), self._rt.database)
 
-    def delete(self) -> int:
+    def delete(self, *, connection: Any = None) -> int:
         """Delete the session with its turns, vectors and terms; return how many turns it had."""
-        return run(asking.delete_session(self._rt, self._key), self._rt.database)
+        return run(asking.delete_session(self._rt, self._key, connection), self._rt.database)
 
 
 class AsyncSession(_Base):
@@ -217,8 +217,8 @@ class AsyncSession(_Base):
     async def info(self) -> SessionInfo:
         return await arun(asking.session_info(self._rt, self._key), self._rt.database)
 
-    async def end(self) -> SessionInfo:
-        return await arun(asking.end_session(self._rt, self._key), self._rt.database)
+    async def end(self, *, connection: Any = None) -> SessionInfo:
+        return await arun(asking.end_session(self._rt, self._key, connection), self._rt.database)
 
-    async def delete(self) -> int:
-        return await arun(asking.delete_session(self._rt, self._key), self._rt.database)
+    async def delete(self, *, connection: Any = None) -> int:
+        return await arun(asking.delete_session(self._rt, self._key, connection), self._rt.database)

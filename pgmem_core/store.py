@@ -145,13 +145,23 @@ class MemoryStore(_Base):
         session_id: str | None = None,
         kind: str | Sequence[str] | None = None,
         filter: Mapping[str, Any] | None = None,
+        connection: Any = None,
     ) -> int:
         """Delete what every given condition matches and return how many that were.
 
         Raises: InvalidArgument if no condition is given: emptying a tenant is never an accident.
         """
         return run(
-            storing.delete(self._rt, tenant_id, ids, user_id=user_id, session_id=session_id, kind=kind, filter=filter),
+            storing.delete(
+                self._rt,
+                tenant_id,
+                ids,
+                user_id=user_id,
+                session_id=session_id,
+                kind=kind,
+                filter=filter,
+                given=connection,
+            ),
             self._rt.database,
         )
 
@@ -268,9 +278,19 @@ class AsyncMemoryStore(_Base):
         session_id: str | None = None,
         kind: str | Sequence[str] | None = None,
         filter: Mapping[str, Any] | None = None,
+        connection: Any = None,
     ) -> int:
         return await arun(
-            storing.delete(self._rt, tenant_id, ids, user_id=user_id, session_id=session_id, kind=kind, filter=filter),
+            storing.delete(
+                self._rt,
+                tenant_id,
+                ids,
+                user_id=user_id,
+                session_id=session_id,
+                kind=kind,
+                filter=filter,
+                given=connection,
+            ),
             self._rt.database,
         )
 

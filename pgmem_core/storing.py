@@ -289,6 +289,8 @@ def delete(
     rt: Runtime,
     tenant_id: str,
     ids: str | uuid.UUID | Sequence[str | uuid.UUID] | None,
+    *,
+    given: Any = None,
     **conditions: Any,
 ) -> Flow[int]:
     """Delete what matches; refuses to run without a condition."""
@@ -304,7 +306,7 @@ def delete(
     yield from _ready(rt)
     if wanted is not None and not wanted:
         return 0
-    deleted = yield from transact(plain.delete_where, tenant, where)
+    deleted = yield from transact(plain.delete_where, tenant, where, given=given)
     return deleted
 
 

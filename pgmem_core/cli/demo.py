@@ -84,6 +84,7 @@ def _held(place: Place) -> AbstractContextManager[object]:
 def _run(place: Place, arguments: list[str]) -> dict[str, Any]:
     """Run a step in a new process and return what it printed."""
     environment = dict(os.environ)
+    environment.setdefault("PYTHONWARNINGS", "ignore")  # said once, by this process, is enough
     if place.dsn is not None:
         environment["PGMEM_DSN"] = place.dsn  # not on the command line, where `ps` would show the password
         where = []

@@ -29,7 +29,7 @@ __all__ = ["Claim", "Limits", "check_value", "examine"]
 
 # A quote longer than this is cut: evidence points at the turn, which has the rest.
 _MAX_QUOTE_CHARS = 500
-_SELF = frozenset({"", "me", "i", "myself", "user", "the user", "self", "human", "speaker"})
+_SELF = frozenset({"me", "i", "myself", "user", "the user", "self", "human", "speaker"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,7 +276,7 @@ def _fixed_chars(prompt: Runnable[Any, Any]) -> int:
     """Return the characters of the prompt with nothing in it."""
     from langchain_core.messages import HumanMessage
 
-    empty = {name: "" for name in ("turns", "known", "previous", "episodes", "facts")}
+    empty = dict.fromkeys(("turns", "known", "previous", "episodes", "facts"), "")
     try:
         made = prompt.invoke({**empty, "conversation": [HumanMessage("")]})
     except Exception as exc:

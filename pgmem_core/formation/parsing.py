@@ -25,7 +25,7 @@ _OPENING = re.compile(rf"<({'|'.join(_TAGS)})\b[^<>]{{0,50}}>", re.I)
 _ORPHAN = re.compile(rf"^[ \t]*</(?:{'|'.join(_TAGS)})\s*>[ \t]*$", re.I | re.M)
 _NOTHING = re.compile(
     r"\W*(?:none|null|nil|n/?a|nothing|empty|no)\W*"
-    r"|.*\b(?:no|not any|nothing|none|zero)\b.{0,60}\b(?:facts?|memor|information|durable|extract|remember|stor|record).*",
+    r"|.*\b(?:no|not any|nothing|none|zero)\b.{0,60}\b(?:facts?|memor|information|durable|extract|stor|record).*",
     re.I | re.S,
 )
 # Why a model stopped, when it was not because it had said all: the providers' words, lower case.
@@ -156,7 +156,8 @@ def read_facts(reply: object) -> ReadFacts:
         if parsed is not None:
             entries = _entries(parsed.model_dump() if hasattr(parsed, "model_dump") else parsed)
             if entries is not None:
-                return ReadFacts(entries)
+                # A call that was cut off is completed by LangChain, so that it can look whole.
+                return ReadFacts(entries, stopped_early(reply["raw"]) is not None)
         reply = reply["raw"]
     elif hasattr(reply, "model_dump") and not hasattr(reply, "content"):
         reply = reply.model_dump()
@@ -198,7 +199,7 @@ def _from_text(text: str, stopped: str | None) -> ReadFacts:
     readable = False
     for value in values.values:
         part = _entries(value)
-        if part is not None:
+        if part is not None and (value or not values.truncated):  # a lone bracket is no answer
             readable = True
             entries.extend(part)
     if not readable:

@@ -13,11 +13,14 @@ __all__ = ["Found", "find_values"]
 _DEPTH = 40
 # A brace that opens nothing costs a look; a text of braces alone must not cost its length squared.
 _MISSES = 64
+_KEY_CHARS = 200
 _SPACE = re.compile(r"(?:\s+|//[^\n]*|/\*.*?\*/)+", re.S)
+_OPENING = re.compile(r"[{\[]")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w.])")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _FENCE = re.compile(r"```[\w-]*[ \t]*\r?\n(.*?)(?:\n[ \t]*```|\Z)", re.S)
 _NEXT_OBJECT = re.compile(r"\}\s*,?\s*(?=\{)")
+_KEY = re.compile(r"""(["'])\w{1,40}\1\s*:""")  # the comma before it is missing
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _CLOSERS = {'"': '"', "'": "'", "“": "”"}
 _STOPS = {closer: re.compile(rf"[\\{closer}]") for closer in _CLOSERS.values()}
@@ -40,17 +43,20 @@ class Found:
 
 
 def find_values(text: str) -> Found:
-    """Return the JSON objects and arrays in a text; never raises.
+    """Return the JSON objects and arrays in a text, or a lone `null`; never raises.
 
     Strict JSON is read as such. Else, in this order: the fenced blocks, then whatever starts with a bracket in
     the text, read leniently: single quotes, bare keys, missing and trailing commas, quotes inside strings,
     comments, Python's constants. An object or an array that is cut off keeps its complete parts; a broken element
     of an array is left out and the others kept. Of equal keys the last counts, except that lists are joined.
     """
-    try:
-        return Found([json.loads(text, object_pairs_hook=_joined)])
-    except (ValueError, RecursionError):
-        pass
+    for part in (text, *(match[1] for match in _FENCE.finditer(text))):
+        try:
+            value = json.loads(part, object_pairs_hook=_joined)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, list | dict) or value is None:
+            return Found([value])
     for part in (*(match[1] for match in _FENCE.finditer(text)), text):
         found = _scan(part)
         if found.values:
@@ -69,8 +75,15 @@ def _joined(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _scan(text: str) -> Found:
     values: list[Any] = []
     truncated, skipped, misses, at = False, 0, 0, 0
-    opening = re.compile(r"[{\[]")
-    while misses < _MISSES and (match := opening.search(text, at)):
+    strict = json.JSONDecoder(object_pairs_hook=_joined)
+    while misses < _MISSES and (match := _OPENING.search(text, at)):
+        try:
+            value, at = strict.raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            pass
+        else:
+            values.append(value)
+            continue
         reader = _Reader(text, match.start())
         try:
             values.append(reader.value(0))
@@ -151,7 +164,16 @@ class _Reader:
     def _key(self) -> str:
         char = self.text[self.at]
         if char in _CLOSERS:
-            return self._string(_CLOSERS[char], ends=":")
+            start = self.at
+            try:
+                key = self._string(_CLOSERS[char], ends=":")
+            except _Cut:
+                if "}" in self.text[start : start + _KEY_CHARS]:
+                    raise _NotJson from None
+                raise
+            if len(key) > _KEY_CHARS or any(mark in key for mark in "{}\n"):
+                raise _NotJson  # it ran over the end of something broken
+            return key
         if match := _WORD.match(self.text, self.at):
             self.at = match.end()
             return match[0]
@@ -188,7 +210,7 @@ class _Reader:
             return
         following = _NEXT_OBJECT.search(self.text, start)
         if following is None:
-            end = self.text.find("}", self.at)
+            end = self.text.find("}", start)
             if end < 0:
                 raise _Cut(None)
             self.at = end + 1
@@ -213,7 +235,7 @@ class _Reader:
     def _ends_here(self, ends: str) -> bool:
         match = _SPACE.match(self.text, self.at)
         at = match.end() if match else self.at
-        return at >= len(self.text) or self.text[at] in ends
+        return at >= len(self.text) or self.text[at] in ends or _KEY.match(self.text, at) is not None
 
     def _escape(self) -> str:
         if self.at >= len(self.text):

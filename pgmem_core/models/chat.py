@@ -89,7 +89,7 @@ def _from_name(name: str, options: dict[str, Any]) -> Runnable[Any, Any]:
 
 
 @functools.cache
-def _wrapper() -> type[BaseChatModel]:
+def _wrapper() -> Callable[..., BaseChatModel]:
     """Return the class that makes a LangChain chat model of a LlamaIndex LLM."""
     try:
         from langchain_core.language_models import BaseChatModel

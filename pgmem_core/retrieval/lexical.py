@@ -72,7 +72,7 @@ _STOPPED_LANGUAGES = frozenset({"english", "porter"})
 # Words that alone ask for nothing. They are content beside others ("Nell's first night") and indexed as such.
 _SMALL_TALK = frozenset(
     """
-    ahead alright awesome bye cheers continue cool evening exactly excellent fine go good goodbye goodnight got
+    again ahead alright awesome bye cheers continue cool evening exactly excellent fine go good goodbye goodnight got
     great haha hello help hey hi hmm later let lol lovely mind morning much never next nice night nope ok okay perfect
     please right see sorry sounds stop sure thank thanks thx try welcome well wow yeah yep yes
     """.split()  # noqa: SIM905
@@ -155,7 +155,7 @@ def query_terms(text: str, *, language: str = "english", limit: int = 64) -> Ter
 def is_small_talk(text: str, *, language: str = "english") -> bool:
     """Return whether a query asks for nothing that could be remembered: "ok", "thanks!", "please go on", "why?".
 
-    That is English text of stop words and of some sixty words of greeting, thanks, assent and going on; without
+    That is English text of stop words and of 56 words of greeting, thanks, assent and going on; without
     any word, it is small talk too. A question about the speaker never is: "Who am I?", "What am I good at?".
     """
     if language not in _STOPPED_LANGUAGES or len(text) > 200:

@@ -16,9 +16,7 @@ __all__ = ["clear", "expire", "fetch", "fetch_all", "put"]
 _LIVE = "(expires_at IS NULL OR expires_at > clock_timestamp())"
 
 
-def put(
-    conn: Connection, tenant_id: str, session_id: str, key: str, value: Any, *, ttl_seconds: float | None
-) -> bool:
+def put(conn: Connection, tenant_id: str, session_id: str, key: str, value: Any, *, ttl_seconds: float | None) -> bool:
     """Set a key; False if the session does not exist or has ended. One statement."""
     rows = conn.query(
         f"""INSERT INTO {conn.schema}.execution (tenant_id, session_id, key, value, expires_at)

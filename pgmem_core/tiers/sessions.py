@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC
 from typing import Any
 
 from pgmem_core.database.connection import Connection, jsonb
@@ -23,7 +24,7 @@ def _info(row: tuple[Any, ...]) -> SessionInfo:
     session_id, tenant, user, agent, metadata, created_at, ended_at, last_seq, tokens, embedded = row
     return SessionInfo(
         session_id, tenant, None if user == "" or user.startswith(ANONYMOUS) else user, agent, decode_json(metadata),
-        created_at, ended_at, last_seq, tokens, embedded,
+        created_at.astimezone(UTC), None if ended_at is None else ended_at.astimezone(UTC), last_seq, tokens, embedded,
     )  # fmt: skip
 
 

@@ -373,3 +373,28 @@ async def test_d13_the_other_worlds_engine_is_refused(dsn: str) -> None:
         await AsyncPgMem(engine).setup()
     engine.dispose()
     await aengine.dispose()
+
+
+async def test_every_write_of_the_plain_verbs_joins(memory: Face, dsn: str) -> None:
+    [turn] = await memory.add("I play the cello", user_id="u1")
+    await memory.add("I like jazz", user_id="u2")
+
+    async def writes(connection: Any) -> None:
+        await memory.add("I play the flute", user_id="u1", connection=connection)
+        await memory.update(turn.id, "I play the violin", connection=connection)
+        await memory.delete_all(user_id="u2", connection=connection)
+        session = await memory.session.create("inside", user_id="u3", connection=connection)
+        await session.end(connection=connection)
+        await session.delete(connection=connection)
+
+    if memory.face == "sync":
+        with psycopg.connect(dsn) as conn:
+            await writes(conn)
+            conn.rollback()
+    else:
+        async with await psycopg.AsyncConnection.connect(dsn) as aconn:
+            await writes(aconn)
+            await aconn.rollback()
+    assert [str(text) for text in await memory.get_all(user_id="u1")] == ["I play the cello"]
+    assert [str(text) for text in await memory.get_all(user_id="u2")] == ["I like jazz"]
+    assert await memory.session.list(user_id="u3") == []

@@ -103,7 +103,7 @@ DECLARE
     v_deep    bigint;                    -- how far down the ranking candidates may be; NULL: all of it
     v_hot     integer;                   -- a term in more records than this is left out of BM25
     c_covered CONSTANT double precision := 0.25;  -- what all of the query's words in one record add to the cosine
-    c_words   CONSTANT double precision := 0.3;   -- the floor where no cosine is known: covered × rare
+    c_words   CONSTANT double precision := 0.34;  -- the floor where no cosine is known: covered × rare
     v_floor   double precision;
     v_total   double precision;          -- idf of all the query's words, those no record holds included
     v_count   double precision;
@@ -140,14 +140,15 @@ BEGIN
         END IF;
         WITH query AS MATERIALIZED (
             SELECT t.term, d.df::double precision AS df,
-                   ln(1 + (greatest(v_count, d.df) - d.df + 0.5::float8) / (d.df + 0.5::float8)) AS idf
+                   ln(1 + (greatest(v_count, d.df, 1) - greatest(d.df, 1) + 0.5::float8)
+                          / (greatest(d.df, 1) + 0.5::float8)) AS idf
             FROM unnest(p_terms) AS t (term)
             CROSS JOIN LATERAL (
                 SELECT count(*) AS df FROM (
                     SELECT FROM postings p
                     WHERE p.tenant_id = p_tenant AND p.user_key = p_user_key AND p.term = t.term LIMIT v_hot + 1) x
             ) AS d
-            WHERE d.df <= v_hot  -- one that nothing holds finds nothing, but counts in what was asked
+            WHERE d.df <= v_hot  -- what no record holds finds nothing, but was asked for: as rare as can be
         ), hit AS MATERIALIZED (
             SELECT p.record_id, sum(q.idf) AS idf,
                    sum(q.idf * p.tf * 1.9::float8
@@ -205,8 +206,10 @@ BEGIN
     ), arms AS (
         SELECT raw.*,
                raw.bm25 / greatest(max(raw.bm25) OVER (), 1e-9) AS lexical,
+               -- What is not embedded yet is judged by its words alone.
                coalesce((raw.cosine - min(raw.cosine) OVER ())
-                        / greatest(max(raw.cosine) OVER () - min(raw.cosine) OVER (), 1e-9), 0) AS dense
+                        / greatest(max(raw.cosine) OVER () - min(raw.cosine) OVER (), 1e-9),
+                        raw.bm25 / greatest(max(raw.bm25) OVER (), 1e-9)) AS dense
         FROM raw, floor WHERE floor.passed
     ), fused AS (
         SELECT arms.*, 0.65::float8 * arms.lexical + 0.35::float8 * arms.dense AS base FROM arms

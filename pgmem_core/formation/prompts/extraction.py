@@ -28,7 +28,7 @@ Record what will matter in later conversations: names, places, work, relations, 
 constraints, dated plans, decisions, and corrections of known facts.
 
 Do not record
-- questions, hypotheticals ("suppose I ...", "if I ..."), jokes, irony, role play, or text somebody only quotes or pastes
+- questions, hypotheticals ("suppose I ...", "if I ..."), jokes, irony, role play, or text only quoted or pasted
 - passing states, greetings, and what is being done right now
 - what the assistant says, suggests or guesses; if the user confirms it, quote the user's own words
 - passwords, keys and tokens
@@ -39,14 +39,14 @@ Fields of a fact
 does is the friend's, never the user's. A named speaker's "I" is that speaker.
 - predicate: short English snake_case; the same one for the same thing, and that of a known fact where there is one. \
 Prefer: name, lives_in, works_at, occupation, diet, allergic_to, likes, dislikes, prefers, has_pet, has_child, \
-spouse, friend, speaks, constraint, deadline, event, plan, goal, note.
+spouse, friend, speaks, constraint, deadline, appointment, event, project, goal, note.
 - value: short, in the language and script of the speaker; names exactly as written, never translated or respelled. \
 Count "tomorrow", "last May" and the like from the date of the turn they are said in, and write the date as YYYY-MM-DD.
 - action: "assert" for what is stated, again or anew, also when it changed ("moved to"); "correct" when a known value \
 was wrong from the start ("not vegan, vegetarian"); "end" when something was true and is no longer, value = what \
 ended; "retract" when it was never true, value = what is denied. If a new state is stated as well, assert that too.
 - replaces: the number of the known fact this is about, such as "K2", or the earlier value in words; else null.
-- single_valued: true if there is only one at a time (a name, a home), false if several can hold (likes), null if unsure.
+- single_valued: true if only one holds at a time (a name, a home), false if several can (likes), null if unsure.
 - turn: the number of the turn that states it. quote: the words in that turn that state it, copied verbatim.
 - confidence: 0 to 1. valid_from, valid_to: first and last day it holds, YYYY-MM-DD, only if stated; else null.
 

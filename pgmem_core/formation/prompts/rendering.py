@@ -11,9 +11,10 @@ from zoneinfo import ZoneInfo
 from pgmem_core.context import fence
 from pgmem_core.errors import InvalidArgument
 from pgmem_core.facts import Fact, render_value
+from pgmem_core.formation.evidence import authority_of, own_words
 from pgmem_core.models.texts import clean, shorten
 from pgmem_core.turns import is_blank
-from pgmem_core.types import SILENT_ROLES, SubjectRef, Turn
+from pgmem_core.types import SubjectRef, Turn
 
 __all__ = [
     "FENCE_CHARS",
@@ -38,7 +39,6 @@ FENCE_CHARS = 96
 _LEAD_CHARS = 300  # an earlier turn, shown again for understanding only
 # A piece shorter than this is not worth a request of its own.
 _MIN_PIECE_CHARS = 200
-_OUR_FENCE = re.compile(r"<memory (\S+) id=([0-9a-f]{12})>\n(.*?)\n</memory id=\2>\n?", re.S)
 _OFFSET = re.compile(r"(?:UTC|GMT)?([+-])(\d{1,2}):?(\d{2})?", re.I)
 _BREAKS = ("\n\n", "\n", ". ", "。", " ")
 
@@ -66,23 +66,20 @@ def check_turns(turns: object) -> list[Turn]:
 
 
 def said(turn: Turn) -> str:
-    """Return what the speaker said: without the memory that pgmem itself had put into the message."""
-    text = clean(_OUR_FENCE.sub(_unless_forged, turn.text)) if "<memory " in turn.text else clean(turn.text)
+    """Return what the speaker said: without the memory that had been recalled into the message."""
+    text = clean(own_words(turn))
     return shorten(text, MAX_TOOL_CHARS) if turn.role == "tool" else text
 
 
-def _unless_forged(match: re.Match[str]) -> str:
-    # Ours carries the hash of its content; anything else was written by somebody and stays.
-    return "" if fence(match[1], match[3]).rstrip() == match[0].rstrip() else match[0]
-
-
 def told(turns: Sequence[Turn], *, calls: bool = False) -> list[Piece]:
-    """Return what of the turns was said by somebody: no instructions of the host program, nothing blank.
+    """Return what of the turns was said by somebody: nothing of the host program or of memory itself, nothing blank.
 
     `calls`: a turn that only calls tools is told by their names.
     """
-    pieces = [Piece(turn, said(turn) or (_called(turn) if calls else "")) for turn in turns]
-    return [piece for piece in pieces if piece.turn.role not in SILENT_ROLES and not is_blank(piece.text)]
+    pieces = [
+        Piece(turn, said(turn) or (_called(turn) if calls else "")) for turn in turns if authority_of(turn) is not None
+    ]
+    return [piece for piece in pieces if not is_blank(piece.text)]
 
 
 def _called(turn: Turn) -> str:

@@ -1,0 +1,166 @@
+"""What holds whatever is said, in whatever order, by whom. The store checks its invariants after each change."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pgmem_core.facts import FactDraft, outranks, strength
+from pgmem_core.folding import value_key
+from pgmem_core.formation.changes import Confirm, Contest, End, HitTombstone, Ignore, Retract, Supersede
+from pgmem_core.formation.evidence import authority_of
+from pgmem_core.types import Turn
+from tests.reconciling import Facts, at, turn
+
+PREDICATES = ("diet", "likes", "dislikes", "badge")
+VALUES = ("vegan", "Vegan.", "vegetarian", "meat", "fish")
+WHERE = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+days = st.integers(0, 12)
+moments = st.none() | st.builds(at, st.integers(-5, 25))
+
+
+@st.composite
+def statements(draw: st.DrawFn) -> tuple[Turn, FactDraft]:
+    """A turn and the one draft that was read in it."""
+    value = draw(st.sampled_from(VALUES))
+    start, stop = draw(st.just(None) | moments), draw(st.none() | st.none() | moments)
+    if start is not None and stop is not None and stop <= start:
+        stop = None
+    role = draw(st.sampled_from(("user", "assistant", "tool")))
+    number = draw(st.integers(0, 10**9))
+    said = turn(draw(days), f"{value} {number}", role, id=f"t{number}")
+    action: Any = draw(st.sampled_from(("assert", "assert", "assert", "correct", "end", "retract")))
+    return said, FactDraft(
+        predicate=draw(st.sampled_from(PREDICATES)),
+        value=None if action in ("end", "retract") and draw(st.booleans()) else value,
+        action=action,
+        replaces=draw(st.none() | st.sampled_from(VALUES)) if action == "correct" else None,
+        single_valued=draw(st.sampled_from((None, True, False))),
+        confidence=draw(st.none() | st.floats(0, 1)),
+        valid_from=start,
+        valid_to=stop,
+        turn_id=said.id,
+        quote=said.text,
+    )
+
+
+stories = st.lists(statements(), min_size=1, max_size=10, unique_by=lambda one: one[0].id)
+# Each statement at a time of its own, so that its order is what the drafts say and not how they were listed.
+distinct = st.lists(statements(), min_size=1, max_size=8, unique_by=lambda one: one[0].created_at)
+
+
+def read_all(facts: Facts, story: list[tuple[Turn, FactDraft]]) -> None:
+    facts.read([said for said, _ in story], *(draft for _, draft in story))
+
+
+def state(facts: Facts) -> list[Any]:
+    """Return what is believed, without the ids and the order in which it came."""
+    return sorted(
+        (
+            row.predicate, str(row.value), row.authority.value, row.status, str(row.valid_from), str(row.valid_to),
+            round(row.confidence, 5), row.single_valued,
+        )
+        for row in facts.believed
+    ) + sorted((place[1], stone.authority.value, str(stone.rejected_at)) for place, stone in facts.tombstones.items())  # fmt: skip
+
+
+@WHERE
+@given(story=stories, cuts=st.lists(st.integers(0, 10)))
+def test_invariants_hold_however_it_is_cut_into_batches(story: list[tuple[Turn, FactDraft]], cuts: list[int]) -> None:
+    """Never two values of a single-valued predicate at once, never a dead value alive: `Facts.check`."""
+    facts = Facts()
+    edges = sorted({0, len(story), *(cut for cut in cuts if cut < len(story))})
+    for first, last in itertools.pairwise(edges):
+        read_all(facts, story[first:last])
+
+
+@WHERE
+@given(story=stories)
+def test_the_same_again_adds_nothing(story: list[tuple[Turn, FactDraft]]) -> None:
+    facts = Facts()
+    read_all(facts, story)
+    before = state(facts)
+    for _ in range(2):
+        done = facts.read([said for said, _ in story], *(draft for _, draft in story))
+        assert {type(change) for change in done.changes} <= {Confirm, Ignore, HitTombstone}, done.changes
+        assert [line[:4] for line in state(facts)] == [line[:4] for line in before]
+
+
+@WHERE
+@given(story=distinct, seed=st.integers())
+def test_the_order_of_the_drafts_does_not_matter(story: list[tuple[Turn, FactDraft]], seed: int) -> None:
+    one, other = Facts(), Facts()
+    read_all(one, story)
+    shuffled = random.Random(seed).sample(story, len(story))
+    other.read([said for said, _ in story], *(draft for _, draft in shuffled))
+    assert state(one) == state(other)
+
+
+@WHERE
+@given(story=stories)
+def test_a_lower_authority_takes_nothing_from_a_higher_one(story: list[tuple[Turn, FactDraft]]) -> None:
+    facts = Facts()
+    for said, draft in story:
+        before = {row.id: row for row in facts.believed}
+        facts.read([said], draft)
+        speaker = authority_of(said)
+        assert speaker is not None
+        for row_id, row in before.items():
+            now = facts.rows[row_id]
+            if row.status == "accepted" and outranks(row.authority, speaker):
+                assert replace(now, evidence=()) == replace(row, evidence=()), f"{speaker} changed {row}"
+
+
+@WHERE
+@given(story=stories, data=st.data())
+def test_what_the_user_rejected_no_one_else_revives(story: list[tuple[Turn, FactDraft]], data: st.DataObject) -> None:
+    facts = Facts()
+    facts.say(-1, "I am no vegan", FactDraft("diet", "vegan", action="retract", quote="I am no vegan"))
+    assert len(facts.tombstones) == 1
+    lifting = False
+    for said, draft in story:
+        explicit = draft.action == "correct" and said.role == "user"
+        lifting = lifting or (explicit and draft.predicate == "diet")
+        facts.read([said], draft)
+    if not lifting:
+        assert all(row.value_key != value_key("vegan") for row in facts.believed if row.predicate == "diet")
+
+
+@WHERE
+@given(story=stories)
+def test_nothing_is_lost_but_by_retraction_or_correction(story: list[tuple[Turn, FactDraft]]) -> None:
+    """Without "correct" and "retract", whatever was accepted from a user is still believed, for its time."""
+    facts = Facts()
+    gentle = [(said, replace(draft, action="assert")) for said, draft in story if draft.value is not None]
+    for said, draft in gentle:
+        done = facts.read([said], draft)
+        for change in done.changes:
+            assert not isinstance(change, Retract)
+            assert not (isinstance(change, Supersede) and change.mode == "wrong")
+            if isinstance(change, Contest):
+                against = facts.rows[change.against]
+                assert strength(against.authority) >= strength(change.new.authority)
+            if isinstance(change, End):
+                assert facts.rows[change.fact_id].predicate in ("likes", "dislikes")
+    assert all(row.superseded_at is None for row in facts.rows.values() if row.authority.value == "user")
+
+
+@WHERE
+@given(junk=st.lists(st.builds(
+    FactDraft, predicate=st.one_of(st.text(), st.integers(), st.none()), value=st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text() | st.binary(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=5),
+    action=st.sampled_from(["assert", "end", "MERGE", None, 3]), replaces=st.one_of(st.text(), st.binary(), st.floats()),
+    subject=st.one_of(st.none(), st.text()), confidence=st.one_of(st.none(), st.floats(), st.text()),
+    valid_from=st.one_of(st.none(), st.datetimes(), st.text()), turn_id=st.one_of(st.none(), st.integers()),
+    quote=st.one_of(st.none(), st.text(), st.just("I live in Lisbon")), id=st.one_of(st.none(), st.integers(), st.text()),
+) | st.none() | st.text() | st.dictionaries(st.text(), st.text())))  # fmt: skip
+def test_garbage_never_raises(junk: list[object]) -> None:
+    facts = Facts()
+    done = facts.say(0, "I live in Lisbon", *junk, FactDraft("lives_in", "Porto", quote="I live in Lisbon"))
+    assert len({one.by for one in done.rejected} | {change.by for change in done.changes}) == len(junk) + 1
