@@ -22,7 +22,7 @@ class Embedder(Protocol):
     in place; anything else is called from a pool of threads (or awaited) under `embed_timeout_ms`.
     `min_relevance` is the floor of a read with this model: nothing is injected unless its best cosine, plus 0.25
     times the share of the query's words that one memory holds, reaches it (None: this model has no floor). It is
-    what 300 memories or more need; fewer need less, a single one a fifth.
+    what 300 memories or more need; fewer need less, a single one a third.
     """
 
     @property

@@ -108,11 +108,12 @@ async def test_by_words_only_one_word_of_two_is_enough_and_one_of_three_is_not(m
 
 
 async def test_an_embedder_without_a_floor_has_none(make_memory: Maker) -> None:
-    memory = await make_memory(embedder=FakeEmbedder())
+    known = {"I play the cello": [1.0, 0, 0], "What is the capital of Mongolia?": [0, 1.0, 0]}
+    memory = await make_memory(embedder=FakeEmbedder(known, dimensions=3))
     await memory.add("I play the cello", user_id="u")
     await memory.form()
     assert await _injected(memory, "What is the capital of Mongolia?", "u")
-    assert await _injected(memory, "What is the capital of Mongolia?", "u", floor=1.0) == []
+    assert await _injected(memory, "What is the capital of Mongolia?", "u", floor=0.1) == []
     assert await _injected(memory, "thanks!", "u") == []
 
 

@@ -38,7 +38,10 @@ ONE = '{"facts": [{"predicate": "likes", "value": "jazz"}]}'
         ("{facts: [{predicate: 'likes', value: 'jazz', single: True, x: None}]}", [{**A, "single": True, "x": None}]),
         ('{"facts": [{"predicate": "likes" "value": "jazz"} {"predicate": "name", "value": "Ana"}]}', [A, B]),
         ('{"facts": [{"predicate": "likes", "value": "jazz"}, // one\n/* two */ ...]}', [A]),
-        ('{"facts": [{"predicate": "said", "value": "he said "hi" to me"}]}', [{"predicate": "said", "value": 'he said "hi" to me'}]),
+        (
+            '{"facts": [{"predicate": "said", "value": "he said "hi" to me"}]}',
+            [{"predicate": "said", "value": 'he said "hi" to me'}],
+        ),
         ("{'facts': [{'predicate': 'x', 'value': 'I don't know'}]}", [{"predicate": "x", "value": "I don't know"}]),
         ('{"facts": [{"predicate": "a", "value": "two\nlines"}]}', [{"predicate": "a", "value": "two\nlines"}]),
         (f"{json.dumps(A)}\n{json.dumps(B)}", [A, B]),
@@ -51,7 +54,7 @@ ONE = '{"facts": [{"predicate": "likes", "value": "jazz"}]}'
         ('{"facts": [null, {"predicate": "likes", "value": "jazz"}, 7, true]}', [A]),
         ('{"facts": [[{"predicate": "likes", "value": "jazz"}]]}', [A]),
     ],
-)  # fmt: skip
+)
 def test_facts_are_read_in_any_dress(reply: str, wanted: list[Any]) -> None:
     read = read_facts(reply)
     assert read.entries == wanted
@@ -151,8 +154,17 @@ def test_five_hundred_facts_and_a_fact_of_50_kB() -> None:
 
 
 def test_hostile_text_takes_no_more_than_linear_time() -> None:
-    for text in ("{" * 300_000, '{"a":' * 60_000, '[{"' * 100_000, "'" * 300_000, "{a " * 100_000, '"\\' * 100_000 + "{",
-                 '{"facts": [' + "{x} " * 50_000, "<think>" * 50_000, "```\n" * 50_000 + "{"):  # fmt: skip
+    for text in (
+        "{" * 300_000,
+        '{"a":' * 60_000,
+        '[{"' * 100_000,
+        "'" * 300_000,
+        "{a " * 100_000,
+        '"\\' * 100_000 + "{",
+        '{"facts": [' + "{x} " * 50_000,
+        "<think>" * 50_000,
+        "```\n" * 50_000 + "{",
+    ):
         started = time.perf_counter()
         try:
             read_facts(text)
@@ -191,7 +203,9 @@ def test_tool_calls_and_parsed_models_are_replies_too() -> None:
     assert read_facts(called).entries == [A]
     assert read_facts({"raw": called, "parsed": None, "parsing_error": ValueError()}).entries == [A]
     assert read_facts({"raw": AIMessage(""), "parsed": {"facts": [B]}, "parsing_error": None}).entries == [B]
-    broken = AIMessage("", invalid_tool_calls=[{"name": "E", "args": ONE[:-1], "id": "1", "error": "bad", "type": "invalid_tool_call"}])  # fmt: skip
+    broken = AIMessage(
+        "", invalid_tool_calls=[{"name": "E", "args": ONE[:-1], "id": "1", "error": "bad", "type": "invalid_tool_call"}]
+    )
     read = read_facts({"raw": broken, "parsed": None, "parsing_error": None})
     assert (read.entries, read.truncated) == ([A], True)
     with pytest.raises(ExtractionError):

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pgmem_core.context import fence
-from pgmem_core.errors import ExtractionError, InvalidArgument, MissingExtra
+from pgmem_core.errors import ExtractionError, InvalidArgument
 from pgmem_core.facts import Fact
 from pgmem_core.formation.parsing import ThoughtFilter, read_facts, reply_text, stopped_early
 from pgmem_core.formation.prompts import episode_summary, extraction, narrative, running_summary
@@ -27,8 +27,9 @@ from pgmem_core.formation.prompts.rendering import (
     render_known,
     told,
 )
+from pgmem_core.formation.prompts.shape import message, runnables
 from pgmem_core.formation.replies import Drafts, drafts_of
-from pgmem_core.models.chat import as_chat_model
+from pgmem_core.models.chat import as_chat_model, structured_output
 from pgmem_core.models.texts import clean
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def extraction_chain(
     Raises: InvalidArgument, MissingExtra; when it runs: ExtractionError for a reply that cannot be read, and
     whatever the model raises.
     """
-    core = _runnables()
+    core = runnables()
     ask = (prompt or extraction.prompt()) | _answering(as_chat_model(model, **options), structured)
     chain: Runnable[Any, Drafts] = (
         core.RunnableLambda(_extraction_input, name="render_turns")
@@ -110,16 +111,6 @@ def narrative_chain(
     return _prose_chain("narrative", narrative.VERSION, _narrative_input, ours, prompt, model, options)
 
 
-def _runnables() -> Any:
-    try:
-        from langchain_core import runnables
-    except ImportError as exc:
-        raise MissingExtra(
-            "forming memory with a model needs langchain-core; run pip install 'pgmem-ai[langchain]'"
-        ) from exc
-    return runnables
-
-
 def _named(chain: Runnable[Any, Any], name: str, version: str, prompt: object | None) -> Runnable[Any, Any]:
     version = version if prompt is None else str(getattr(prompt, "name", None) or "custom")
     return chain.with_config(run_name=f"pgmem.{name}", metadata={"pgmem_prompt": version})
@@ -130,7 +121,7 @@ def _named(chain: Runnable[Any, Any], name: str, version: str, prompt: object | 
 
 def _answering(chat: Runnable[Any, Any], structured: bool | None) -> Runnable[Any, Any]:
     """Return the model made to answer in the reply's schema where it can, else as it is."""
-    bound = None if structured is False else _bound(chat)
+    bound = None if structured is False else structured_output(chat, extraction.ExtractionReply)
     if bound is not None:
         # Some models only say when they are called that they cannot.
         return bound.with_fallbacks([chat], exceptions_to_handle=(NotImplementedError,))
@@ -139,24 +130,6 @@ def _answering(chat: Runnable[Any, Any], structured: bool | None) -> Runnable[An
             f"{type(chat).__name__} has no structured output; leave structured=None to ask for JSON in plain text"
         )
     return chat
-
-
-def _bound(chat: Runnable[Any, Any]) -> Runnable[Any, Any] | None:
-    from langchain_core.language_models import BaseChatModel
-
-    # A binding would pass its method on and lose what it has bound; it is asked in plain text.
-    if not isinstance(chat, BaseChatModel):
-        return None
-    kind = type(chat)
-    if (
-        kind.with_structured_output is BaseChatModel.with_structured_output
-        and kind.bind_tools is BaseChatModel.bind_tools
-    ):
-        return None
-    try:
-        return chat.with_structured_output(extraction.ExtractionReply, include_raw=True)
-    except (NotImplementedError, TypeError, ValueError):
-        return None
 
 
 def _extraction_input(given: Any) -> dict[str, Any]:
@@ -172,7 +145,7 @@ def _extraction_input(given: Any) -> dict[str, Any]:
         "strict": "pieces" not in fields,
         "turns": turns,
         "known": known_text,
-        "conversation": _message(known_text, turns),
+        "conversation": message(known_text, turns),
     }
 
 
@@ -181,12 +154,6 @@ def _drafts(state: Mapping[str, Any]) -> Drafts:
     if read.truncated and not read.entries and state["strict"]:
         raise ExtractionError("the model's reply was cut off before its first fact; give it fewer turns at a time")
     return drafts_of(read, state["pieces"], state["facts"])
-
-
-def _message(*parts: str) -> list[Any]:
-    from langchain_core.messages import HumanMessage
-
-    return [HumanMessage("\n".join(part for part in parts if part))]
 
 
 # -- prose -----------------------------------------------------------------------------------------------------
@@ -201,7 +168,7 @@ def _prose_chain(
     model: object,
     options: dict[str, Any],
 ) -> Runnable[Any, str]:
-    core = _runnables()
+    core = runnables()
     chain: Runnable[Any, str] = (
         core.RunnableLambda(prepare, name="render_input")
         | prompt
@@ -219,7 +186,7 @@ def _summary_input(given: Any) -> dict[str, Any]:
         pieces = told(check_turns(fields.get("turns")), calls=True)
     previous = _fenced("summary-so-far", fields.get("previous"))
     turns = fenced_turns(pieces)
-    return {"turns": turns, "previous": previous, "conversation": _message(previous, turns)}
+    return {"turns": turns, "previous": previous, "conversation": message(previous, turns)}
 
 
 def _narrative_input(given: Any) -> dict[str, Any]:
@@ -232,7 +199,7 @@ def _narrative_input(given: Any) -> dict[str, Any]:
         "previous": previous,
         "episodes": episodes,
         "facts": facts,
-        "conversation": _message(previous, episodes, facts),
+        "conversation": message(previous, episodes, facts),
     }
 
 

@@ -11,6 +11,7 @@ from pgmem_core.facts import Fact, FactDraft
 from pgmem_core.formation import chains
 from pgmem_core.formation.prompts import episode_summary, extraction, narrative, running_summary
 from pgmem_core.formation.prompts.rendering import FENCE_CHARS, Piece, check_turns, split, told
+from pgmem_core.formation.prompts.shape import message
 from pgmem_core.formation.replies import Drafts
 from pgmem_core.models.chat import as_chat_model, chat_model_name
 from pgmem_core.models.texts import shorten
@@ -274,18 +275,16 @@ def _batches(episodes: Sequence[str], room: int) -> Generator[list[str], None, N
 
 def _fixed_chars(prompt: Runnable[Any, Any]) -> int:
     """Return the characters of the prompt with nothing in it."""
-    from langchain_core.messages import HumanMessage
-
     empty = dict.fromkeys(("turns", "known", "previous", "episodes", "facts"), "")
     try:
-        made = prompt.invoke({**empty, "conversation": [HumanMessage("")]})
+        made = prompt.invoke({**empty, "conversation": message("")})
     except Exception as exc:
         raise ConfigurationError(
             f"the prompt could not be rendered: {type(exc).__name__}: {str(exc)[:300]}; it may use the variables"
             f" conversation, {', '.join(empty)}"
         ) from exc
     messages = made.to_messages() if hasattr(made, "to_messages") else []
-    return sum(len(message.text) for message in messages) if messages else len(str(made))
+    return sum(len(each.text) for each in messages) if messages else len(str(made))
 
 
 def _drive(plan: Plan[T], ask: Callable[[dict[str, Any]], Any]) -> T:

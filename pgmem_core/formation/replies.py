@@ -82,7 +82,7 @@ def drafts_of(read: ReadFacts, pieces: Sequence[Piece], known: Sequence[Fact]) -
         try:
             drafts.append(source.draft(entry))
         except _Dropped as why:
-            if why.args[0]:
+            if why.args:
                 dropped.append(f"entry {number}: {why}")
     for line in dropped[:20]:
         logger.warning("extraction: %s left out", line)

@@ -56,7 +56,7 @@ class BundledEmbedder:
     @property
     def min_relevance(self) -> float | None:
         # See docs/decisions/0005-recall-recipe.md for what it lets through and what it costs.
-        return 0.45
+        return 0.44
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Return one unit vector a text, float32, shape (len(texts), 256). Raises: MissingExtra."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from langchain_core.outputs import ChatGenerationChunk, ChatResult
     from langchain_core.runnables import Runnable
 
-__all__ = ["as_chat_model", "chat_model_name"]
+__all__ = ["as_chat_model", "chat_model_name", "structured_output"]
 
 _WANTED = "a LangChain chat model (or any Runnable), a LlamaIndex LLM or 'provider:model'"
 _LLAMA_CALLS = ("chat", "achat", "stream_chat", "astream_chat", "complete", "metadata")
@@ -58,6 +58,25 @@ def chat_model_name(model: object) -> str:
         if isinstance(name, str) and name.strip():
             return name
     return type(model).__name__
+
+
+def structured_output(chat: Runnable[Any, Any], schema: type) -> Runnable[Any, Any] | None:
+    """Return the model made to answer in the schema, as {"raw", "parsed", "parsing_error"}; None if it can't."""
+    from langchain_core.language_models import BaseChatModel
+
+    # A binding would pass its method on and lose what it has bound; it is asked in plain text.
+    if not isinstance(chat, BaseChatModel):
+        return None
+    kind = type(chat)
+    if (
+        kind.with_structured_output is BaseChatModel.with_structured_output
+        and kind.bind_tools is BaseChatModel.bind_tools
+    ):
+        return None
+    try:
+        return chat.with_structured_output(schema, include_raw=True)
+    except (NotImplementedError, TypeError, ValueError):
+        return None
 
 
 def _is_runnable(obj: object) -> bool:

@@ -184,7 +184,7 @@ BEGIN
     END IF;
     v_total := greatest(v_total, 1e-9);  -- greatest passes over NULL
     -- The best of many unrelated cosines is higher than the best of few: a smaller store asks for less.
-    v_floor := least(p_floor, p_floor * ln(2 + v_count) / ln(302::float8));
+    v_floor := least(p_floor, p_floor * ln(5 + v_count) / ln(305::float8));
 
     RETURN QUERY
     WITH found AS (
