@@ -270,14 +270,15 @@ class Corpus:
     """
 
     def __init__(self, seed: int = 7) -> None:
+        self._seed = seed
         self.random = np.random.default_rng(seed)
         self._own: dict[str, dict[str, list[str]]] = {}
 
     def _slots(self, speaker: str) -> dict[str, list[str]]:
         if speaker not in self._own:
+            own = np.random.default_rng([self._seed, *speaker.encode()])
             self._own[speaker] = {
-                slot: [str(word) for word in self.random.choice(words, size=7, replace=False)]
-                for slot, words in _SLOTS.items()
+                slot: [str(word) for word in own.choice(words, size=7, replace=False)] for slot, words in _SLOTS.items()
             }
         return self._own[speaker]
 

@@ -72,7 +72,8 @@ def compile(given: ContextInput) -> CompiledContext:
     left = given.budget_tokens - fixed - query_cost - tail_cost
 
     window = _fit(given.pinned, given.window, left, keep=newest)
-    dropped = len(given.window) - sum(1 for turn in window if turn in given.window)
+    shown = {turn.id for turn in window}
+    dropped = sum(turn.id not in shown for turn in given.window)
     if dropped > 0:
         notes.append(f"{dropped} older turns of the window left out: over the budget of {given.budget_tokens} tokens")
     head = [prefix, *repair([turn.as_message() for turn in window])]

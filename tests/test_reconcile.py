@@ -438,8 +438,8 @@ def test_how_many_is_what_stands_then_what_is_declared_then_the_name(facts: Fact
     facts.say(2, "billing.plan: annual", draft("billing.plan", "annual"))
     facts.say(3, "billing.plan: monthly", draft("billing.plan", "monthly"))
     assert facts.values("billing.plan") == ["monthly"]
-    facts.say(4, "tag a1, tag b2", draft("tag", "a1"), draft("tag", "b2"))
-    assert facts.values("tag") == ["a1", "b2"]
+    facts.say(4, "tags red, blue", draft("tag", "red"), draft("tag", "blue"))
+    assert facts.values("tag") == ["red", "blue"]
 
 
 def test_two_names_for_one_thing(facts: Facts) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from pgmem_core.facts import Evidence, Fact, Status, Tombstone, check_subject, outranks, strength
 from pgmem_core.folding import value_key
@@ -46,6 +47,7 @@ class _Row:
     id: str
     subject: SubjectRef
     predicate: str
+    value: Any
     key: bytes
     authority: Authority
     confidence: float
@@ -54,7 +56,7 @@ class _Row:
     start: datetime
     stop: datetime
     confirmed: datetime
-    turns: set[str]
+    evidence: tuple[Evidence, ...]
 
     def overlaps(self, start: datetime, stop: datetime) -> bool:
         return self.start < stop and start < self.stop
@@ -72,6 +74,7 @@ class Board:
         self._rows: dict[_Place, list[_Row]] = {}
         self._dead: dict[tuple[_Place, bytes], Tombstone] = {}
         self._minted = 0
+        self._negated: set[tuple[SubjectRef, str, bytes | None, str]] = set()
         for fact in current:
             if fact.superseded_at is None and fact.status != "rejected":
                 self._put(_row_of(fact))
@@ -81,10 +84,12 @@ class Board:
 
     def take(self, claim: Claim) -> None:
         """Decide about one claim."""
-        if claim.action == "end":
-            self._end(claim)
-        elif claim.action == "retract":
-            self._retract(claim)
+        said = {(claim.subject, claim.predicate, claim.value_key, turn_id) for turn_id in _turns(claim.evidence)}
+        if claim.action in ("end", "retract"):
+            self._negated |= said
+            (self._end if claim.action == "end" else self._retract)(claim)
+        elif said & self._negated:
+            self._ignore(claim, "the same turn ends or retracts it")
         else:
             self._state(claim)
 
@@ -121,7 +126,7 @@ class Board:
         if known := next((row for row in same if _told_by(row, claim)), None):
             self._ignore(claim, "this turn has been read already", known)
             if known.status == "accepted":
-                self._bury_replaced(claim, known)
+                self._bury_replaced(claim)
             return
         wrong = self._wrong(claim)
         if stronger := next((row for row in wrong if outranks(row.authority, claim.authority)), None):
@@ -129,7 +134,7 @@ class Board:
             return
         if standing := self._standing(claim, same):
             self._confirm(claim, standing)
-            self._bury_replaced(claim, standing)
+            self._bury_replaced(claim)
             return
         self._insert(claim, wrong, dead)
 
@@ -146,22 +151,31 @@ class Board:
         return None
 
     def _wrong(self, claim: Claim) -> list[_Row]:
-        """Return the rows that a correction calls wrong, the one whose place it takes first."""
+        """Return the rows that a correction calls wrong, the one whose place it takes first.
+
+        Every row of a wrong value: that it never was true is said of its other times too.
+        """
         if claim.action != "correct":
             return []
-        rows = [row for row in self._at(claim) if row.key != claim.value_key and row.confirmed <= claim.said_at]
+        rows = [row for row in self._at(claim) if row.key != claim.value_key]
         accepted = [row for row in rows if row.status == "accepted"]
         if claim.fact_id is not None:
-            found = [row for row in rows if row.id == claim.fact_id]
+            meant = [row for row in rows if row.id == claim.fact_id]
         elif claim.replaces_key is not None:
-            found = [row for row in rows if row.key == claim.replaces_key]
+            meant = [row for row in rows if row.key == claim.replaces_key]
         elif self._single(claim):
-            found = [row for row in accepted if row.start <= claim.said_at < row.stop]
+            meant = [row for row in accepted if row.start <= claim.said_at < row.stop]
         else:
             still = [row for row in accepted if claim.said_at < row.stop]
-            found = still if len(still) == 1 else []
+            meant = still if len(still) == 1 else []
+        named = {row.id for row in meant}
+        wrong = [row for row in rows if any(row.key == one.key for one in meant)]
+        if any(row.confirmed > claim.said_at for row in wrong):  # stated again since
+            return []
         # A contested row has no place in time to take over.
-        return sorted(found, key=lambda row: (row.status == "accepted", row.stop, row.start), reverse=True)
+        return sorted(
+            wrong, key=lambda row: (row.status == "accepted", row.id in named, row.stop, row.start), reverse=True
+        )
 
     def _insert(self, claim: Claim, wrong: list[_Row], dead: Tombstone | None) -> None:
         start, stop = _span(claim)
@@ -191,6 +205,12 @@ class Board:
                 self._ignore(claim, "another value was confirmed after this was said", row)
                 return
             closed.append(row)
+        for row in self._at(claim):
+            if row.key == claim.value_key and row.status == "accepted" and row.overlaps(start, stop):
+                self._confirm(claim, row)
+                for one in wrong:
+                    self._bury(claim, one)
+                return
         self._write(claim, start, stop, primary, closed, settled, dead)
         for row in wrong[1:] if primary is not None else wrong:
             self._bury(claim, row)
@@ -239,6 +259,8 @@ class Board:
         for row in closed:
             row.stop = start
             self.changes.append(End(claim.by, row.id, start, claim.evidence))
+        for row in settled:  # what a weaker authority said stays on record
+            self.changes.append(Contest(claim.by, self._mint(replace(row, status="contested")), new.ref))
 
     def _contest(self, claim: Claim, against: _Row, dead: Tombstone | None) -> None:
         if dead is not None:  # a dead value does not come back by the side door
@@ -258,35 +280,37 @@ class Board:
         row.authority = max(row.authority, claim.authority, key=strength)
         row.confidence = risen(row.confidence, claim.confidence)
         row.confirmed = max(row.confirmed, claim.said_at)
-        row.turns |= _turns(claim.evidence)
+        row.evidence += claim.evidence
         self.changes.append(Confirm(claim.by, row.id, row.confidence, row.confirmed, row.authority, claim.evidence))
 
     def _new(self, claim: Claim, status: Status, start: datetime, stop: datetime) -> NewFact:
         assert claim.value_key is not None
-        single = self._single(claim)
-        new = NewFact(
-            ref=f"new:{self._minted}",
-            subject=claim.subject,
-            predicate=claim.predicate,
-            value=claim.value,
-            value_key=claim.value_key,
-            authority=claim.authority,
-            confidence=claim.confidence,
-            status=status,
-            single_valued=single,
-            valid_from=None if start == _EVER else start,
-            valid_to=None if stop == _NEVER else stop,
-            last_confirmed_at=claim.said_at,
-            evidence=claim.evidence,
-        )
-        self._minted += 1
-        self._put(
-            _Row(
-                new.ref, new.subject, new.predicate, new.value_key, new.authority, new.confidence, status, single,
-                start, stop, new.last_confirmed_at, _turns(new.evidence),
-            )
+        row = _Row(
+            id="", subject=claim.subject, predicate=claim.predicate, value=claim.value, key=claim.value_key,
+            authority=claim.authority, confidence=claim.confidence, status=status, single=self._single(claim),
+            start=start, stop=stop, confirmed=claim.said_at, evidence=claim.evidence,
         )  # fmt: skip
-        return new
+        return self._mint(row)
+
+    def _mint(self, row: _Row) -> NewFact:
+        row.id = f"new:{self._minted}"
+        self._minted += 1
+        self._put(row)
+        return NewFact(
+            ref=row.id,
+            subject=row.subject,
+            predicate=row.predicate,
+            value=row.value,
+            value_key=row.key,
+            authority=row.authority,
+            confidence=row.confidence,
+            status=row.status,
+            single_valued=row.single,
+            valid_from=None if row.start == _EVER else row.start,
+            valid_to=None if row.stop == _NEVER else row.stop,
+            last_confirmed_at=row.confirmed,
+            evidence=row.evidence,
+        )
 
     # -- "end" and "retract" ------------------------------------------------------------------------------------
 
@@ -306,32 +330,37 @@ class Board:
                 self._ignore(claim, "it has ended already", row)
             else:
                 row.stop = stop
-                row.turns |= _turns(claim.evidence)
+                row.evidence += claim.evidence
                 self.changes.append(End(claim.by, row.id, row.stop, claim.evidence))
 
     def _retract(self, claim: Claim) -> None:
         rows = self._named(claim)
-        if claim.value_key is None and claim.fact_id is None:  # what stands now, not the history
-            rows = [row for row in rows if row.status == "accepted" and claim.said_at < row.stop]
-            if self._unclear(claim, rows):
-                return
+        if self._unclear(claim, rows):
+            return
+        # Of each value every row, or the value would be dead and alive.
+        rows = [row for row in self._at(claim) if any(row.key == one.key for one in rows)]
         if not rows:
             self._deny(claim)
-            return
-        for row in rows:
-            if outranks(row.authority, claim.authority):
-                self._refuse(claim, "authority", f"{claim.authority} cannot retract what {row.authority} said")
-            elif row.confirmed > claim.said_at:
-                self._ignore(claim, "it was stated again after this was said", row)
-            else:
+        elif stronger := next((row for row in rows if outranks(row.authority, claim.authority)), None):
+            self._refuse(claim, "authority", f"{claim.authority} cannot retract what {stronger.authority} said")
+        elif later := next((row for row in rows if row.confirmed > claim.said_at), None):
+            self._ignore(claim, "it was stated again after this was said", later)
+        else:
+            for row in rows:
                 self._bury(claim, row)
 
     def _named(self, claim: Claim) -> list[_Row]:
-        """Return the rows that an end or a retraction is about: by id, by value, or all of the predicate."""
-        rows = list(self._at(claim))
+        """Return the rows that an end or a retraction is about: by id, by value, or what stood before it was said."""
+        rows = self._at(claim)
         if claim.fact_id is not None:
             return [row for row in rows if row.id == claim.fact_id]
-        return rows if claim.value_key is None else [row for row in rows if row.key == claim.value_key]
+        if claim.value_key is not None:
+            return [row for row in rows if row.key == claim.value_key]
+        return [
+            row
+            for row in rows
+            if row.status == "accepted" and row.confirmed < claim.said_at and row.start <= claim.said_at < row.stop
+        ]
 
     def _unclear(self, claim: Claim, rows: list[_Row]) -> bool:
         if claim.value_key is None and claim.fact_id is None and len(rows) > 1:
@@ -341,10 +370,12 @@ class Board:
 
     # -- tombstones ---------------------------------------------------------------------------------------------
 
-    def _bury_replaced(self, claim: Claim, kept: _Row) -> None:
-        for row in self._wrong(claim):
-            named = row.key == claim.replaces_key or row.id == claim.fact_id
-            if named and row is not kept and not outranks(row.authority, claim.authority):
+    def _bury_replaced(self, claim: Claim) -> None:
+        """Bury what a correction calls wrong by name, where the right value stands already."""
+        wrong = self._wrong(claim) if claim.replaces_key is not None or claim.fact_id is not None else []
+        # What the same turn says besides came after this when it was first read.
+        if not any(outranks(row.authority, claim.authority) or _told_by(row, claim) for row in wrong):
+            for row in wrong:
                 self._bury(claim, row)
         self._deny(claim)
 
@@ -411,7 +442,7 @@ def _turns(evidence: Sequence[Evidence]) -> set[str]:
 def _told_by(row: _Row, claim: Claim) -> bool:
     """True if every turn behind the claim already stands behind the row."""
     mine = _turns(claim.evidence)
-    return bool(mine) and mine <= row.turns
+    return bool(mine) and mine <= _turns(row.evidence)
 
 
 def _row_of(fact: Fact) -> _Row:
@@ -419,6 +450,7 @@ def _row_of(fact: Fact) -> _Row:
         id=fact.id,
         subject=check_subject(fact.subject),
         predicate=fact.predicate,
+        value=fact.value,
         key=value_key(fact.value),
         authority=fact.authority,
         confidence=fact.confidence,
@@ -427,5 +459,5 @@ def _row_of(fact: Fact) -> _Row:
         start=fact.valid_from or _EVER,
         stop=fact.valid_to or _NEVER,
         confirmed=fact.last_confirmed_at,
-        turns=_turns(fact.evidence),
+        evidence=fact.evidence,
     )

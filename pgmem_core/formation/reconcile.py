@@ -17,8 +17,9 @@ statement older than the last confirmation of the standing value is ignored. A l
 **Tombstones**: a dead value is lifted only by an explicit claim ("correct", or `explicit`) of the rejecting
 authority or a higher one, said after the rejection; else it is a HitTombstone.
 
-**Order.** Claims are taken by the time they were said, then by turn, then by their place in the list: the order of
-drafts from different turns does not matter. The same drafts again give only Confirm, Ignore and HitTombstone.
+**Order.** Claims are taken by the time they were said, then by turn; within a turn denials first, then as listed. So
+the order of drafts from different turns does not matter, and what a turn denies it does not also state. The same
+drafts again give only Confirm, Ignore and HitTombstone.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ from pgmem_core.formation.claims import Claim, Limits, examine
 from pgmem_core.types import SubjectRef, Turn
 
 __all__ = ["reconcile", "settle"]
+
+# Within a turn what is denied comes first: a model that reads "I no longer eat meat" may well list meat too.
+_FIRST = ("retract", "end", "correct", "assert")
 
 
 def reconcile(
@@ -62,6 +66,6 @@ def reconcile(
 def settle(claims: Iterable[Claim], current: Sequence[Fact], *, tombstones: Iterable[Tombstone] = ()) -> Reconciled:
     """Return what to do about checked claims: an extractor's, or a program's own (`Claim.observed`)."""
     board = Board(current, tombstones)
-    for claim in sorted(claims, key=lambda one: (one.said_at, one.position, one.by)):
+    for claim in sorted(claims, key=lambda one: (one.said_at, one.position, _FIRST.index(one.action), one.by)):
         board.take(claim)
     return Reconciled(tuple(board.changes), tuple(board.rejected))

@@ -62,20 +62,16 @@ class Found:
     recalled: list[ScoredMemory]
 
 
-_RECALL = """{schema}.recall(
-    %(tenant)s, %(user)s, %(user_key)s, %(terms)s::bigint[], %(vector)s, %(model)s, %(dimensions)s,
+_ARGUMENTS = """%(user)s, %(user_key)s, %(terms)s::bigint[], %(vector)s, %(model)s, %(dimensions)s,
     %(kinds)s::text[], %(session)s, %(agent)s, %(after)s::timestamptz, %(before)s::timestamptz,
-    %(path)s::jsonpath, %(variables)s, {skip}, %(limit)s, %(candidates)s, %(as_of)s::timestamptz, %(half_life)s,
-    %(recency)s, %(floor)s)"""
-_RECALL_COLUMNS = """id, kind, session_id, seq, role, content, message, metadata, token_count, created_at, score,
-    lexical, dense, neighbour, episode, decay, bm25, cosine"""
-_NO_SCORE = ", ".join(["NULL::float8"] * 8)
+    %(path)s::jsonpath, %(variables)s"""
+_WEIGHTS = """%(limit)s, %(candidates)s, %(as_of)s::timestamptz, %(half_life)s, %(recency)s, %(floor)s"""
 
 
 def search(conn: Connection, scope: Scope, query: Query, where: Where) -> list[ScoredMemory]:
     """Return the best memories of a user, best first. One statement."""
     rows = conn.query(
-        f"SELECT {_RECALL_COLUMNS} FROM {_RECALL.format(schema=conn.schema, skip='NULL, NULL')}",
+        f"SELECT * FROM {conn.schema}.recall(%(tenant)s, {_ARGUMENTS}, NULL, NULL, {_WEIGHTS})",
         {
             "tenant": scope.tenant_id, "user_key": user_key(scope.user_id), **query.parameters(),
             **where.parameters(), "user": scope.user_id,
@@ -100,53 +96,9 @@ def read(
     for many turns and so does the prompt's beginning. Turns in the window are not recalled.
     Plans: sessions_pkey, records_turns, records_instructions; then those of recall.
     """
-    schema = conn.schema
     rows = conn.query(
-        f"""WITH s AS MATERIALIZED (
-              SELECT user_id, last_seq,
-                CASE WHEN token_total > %(tokens)s
-                     THEN ceil((token_total - %(tokens)s) / (%(tokens)s / 2.0))::bigint * (%(tokens)s / 2)
-                     ELSE 0 END AS from_offset,
-                CASE WHEN last_seq > %(turns)s
-                     THEN ceil((last_seq - %(turns)s) / (%(turns)s / 2.0))::bigint * (%(turns)s / 2)
-                     ELSE 0 END AS after_seq
-              FROM {schema}.sessions WHERE tenant_id = %(tenant)s AND session_id = %(this_session)s
-            ), w AS MATERIALIZED (
-              SELECT t.* FROM s CROSS JOIN LATERAL (
-                SELECT r.id, r.kind, r.session_id, r.seq, r.role, r.content, r.message, r.metadata, r.token_count,
-                       r.created_at, r.token_offset, r.provisional
-                FROM {schema}.records r
-                WHERE r.tenant_id = %(tenant)s AND r.session_id = %(this_session)s AND r.seq IS NOT NULL
-                  AND r.seq > s.after_seq
-                ORDER BY r.seq DESC LIMIT %(turns)s) t
-              WHERE t.token_offset >= s.from_offset OR t.seq = s.last_seq
-            ), pinned AS (
-              (SELECT r.* FROM {schema}.records r
-               WHERE r.tenant_id = %(tenant)s AND r.session_id = %(this_session)s
-                 AND r.role IN ('system', 'developer') AND r.seq < (SELECT min(seq) FROM w)
-               ORDER BY r.seq DESC LIMIT 4)
-              UNION ALL
-              (SELECT r.* FROM {schema}.records r
-               WHERE r.tenant_id = %(tenant)s AND r.session_id = %(this_session)s AND r.seq IS NOT NULL
-                 AND r.role = 'user' AND r.seq < (SELECT min(seq) FROM w)
-                 AND NOT EXISTS (SELECT FROM w WHERE w.role = 'user')
-               ORDER BY r.seq DESC LIMIT 1)
-            )
-            SELECT 0, NULL::uuid, user_id, NULL, last_seq, NULL, NULL, NULL::jsonb, NULL::jsonb, NULL::int,
-                   NULL::timestamptz, {_NO_SCORE} FROM s
-            UNION ALL
-            SELECT 1, id, kind, session_id, seq, role, content, message, metadata, token_count, created_at,
-                   {_NO_SCORE} FROM pinned
-            UNION ALL
-            SELECT 2, id, kind, session_id, seq, role, content, message, metadata, token_count, created_at,
-                   {_NO_SCORE} FROM w
-            UNION ALL
-            SELECT 3, {_RECALL_COLUMNS} FROM {
-            _RECALL.format(
-                schema=schema,
-                skip="%(this_session)s, coalesce((SELECT min(w.token_offset) FROM w), 9223372036854775807)",
-            )
-        }""",
+        f"""SELECT * FROM {conn.schema}.read_context(
+              %(tenant)s, %(this_session)s, %(tokens)s, %(turns)s, {_ARGUMENTS}, {_WEIGHTS})""",
         {
             "tenant": scope.tenant_id, "user_key": user_key(scope.user_id), "this_session": session_id,
             "tokens": window_tokens, "turns": window_turns, **query.parameters(), **where.parameters(),
