@@ -141,7 +141,8 @@ class Tombstone:
     """A value called wrong. It stays dead until the authority that rejected it, or a higher one, says otherwise.
 
     `rejected_at` is when that was said (a turn's time): a quote from before cannot lift it. `fact_id` is the
-    row it was, or None if the value was denied before anybody had claimed it.
+    row it was, or None if the value was denied before anybody had claimed it. A lifted one is kept, with the time:
+    what was said until then stays rejected.
     """
 
     subject: SubjectRef
@@ -150,6 +151,7 @@ class Tombstone:
     authority: Authority
     rejected_at: datetime
     fact_id: str | None = None
+    lifted_at: datetime | None = None
 
 
 @runtime_checkable

@@ -38,7 +38,7 @@ _SINGLE = frozenset(
         "name", "first_name", "last_name", "preferred_name", "pronouns", "gender", "age", "birthday", "birthplace",
         "nationality", "from", "lives_in", "address", "works_at", "occupation", "employment_status", "diet", "timezone",
         "locale", "native_language", "language", "email", "phone", "marital_status", "spouse", "height", "weight",
-        "blood_type", "notice_period", "salary", "salary_expectation", "deadline", "plan", "status", "theme", "budget",
+        "blood_type", "notice_period", "salary", "salary_expectation", "plan", "status", "theme", "budget",
     }
 )  # fmt: skip
 _MULTI = frozenset(
@@ -46,7 +46,7 @@ _MULTI = frozenset(
         "likes", "dislikes", "prefers", "avoids", "allergic_to", "speaks", "knows", "has_pet", "has_child",
         "has_sibling", "has_parent", "has_friend", "friend", "colleague", "owns", "uses", "hobby", "interest", "skill",
         "visited", "studied_at", "worked_at", "lived_in", "goal", "task", "note", "constraint", "plays", "eats",
-        "drinks", "event", "project", "condition", "medication", "appointment", "email_alias",
+        "drinks", "event", "project", "condition", "medication", "appointment", "deadline",
     }
 )  # fmt: skip
 _SINGLE_SHAPE = re.compile(
@@ -77,7 +77,7 @@ _ALIASES = {
     }.items()
     for alias in aliases.split()
 }
-_OPPOSITES = {"likes": "dislikes", "dislikes": "likes"}
+_OPPOSITES = {"likes": "dislikes", "dislikes": "likes", "eats": "avoids", "drinks": "avoids", "avoids": "eats"}
 
 
 def normalise_predicate(raw: object, *, name: str = "predicate") -> str:

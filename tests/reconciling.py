@@ -137,7 +137,8 @@ class Facts:
         """What must hold after the changes of each draft."""
         accepted = [row for row in self.believed if row.status == "accepted"]
         for row in self.believed:
-            assert (row.subject, row.predicate, row.value_key) not in self.tombstones, f"{row.text} rose from the dead"
+            stone = self.tombstones.get((row.subject, row.predicate, row.value_key))
+            assert stone is None or stone.lifted_at is not None, f"{row.text} rose from the dead"
             assert row.valid_from is None or row.valid_to is None or row.valid_from < row.valid_to
         for one in accepted:
             for other in accepted:
@@ -180,7 +181,9 @@ class Facts:
 
     def _lift(self, tombstone: Tombstone | None) -> None:
         if tombstone is not None:
-            del self.tombstones[self._key(tombstone)]
+            assert tombstone.lifted_at is not None
+            assert self.tombstones[self._key(tombstone)].lifted_at is None
+            self.tombstones[self._key(tombstone)] = tombstone
 
     @staticmethod
     def _key(tombstone: Tombstone) -> tuple[SubjectRef, str, bytes]:

@@ -194,9 +194,10 @@ def test_who_rejected_it_can_bring_it_back_explicitly_and_later(facts: Facts) ->
     assert isinstance(change, Supersede)
     assert change.lifts is not None
     assert facts.values("lives_in") == ["Lisbon"]
-    assert [tombstone.value_key for tombstone in facts.tombstones.values()] == [
-        row.value_key for row in facts.rows.values() if row.value == "Porto"
-    ]
+    lisbon, porto = facts.tombstones.values()
+    assert (lisbon.lifted_at, porto.lifted_at) == (at(7), None)
+    # Lifting it does not make true what was said before the rejection.
+    assert kinds(facts.say(3, "Lisbon it was", draft("lives_in", "Lisbon"))) == ["HitTombstone"]
 
 
 def test_a_program_brings_it_back_with_explicit(facts: Facts) -> None:

@@ -118,7 +118,8 @@ class PooledConnection(_Base):
         result = self._connection.exec_driver_sql(
             sql, dict(parameters) if parameters else None, execution_options={"no_parameters": True}
         )
-        return [tuple(row) for row in result] if result.returns_rows else []
+        # Rows are tuples; all() fetches them in one call where iterating would make one a row.
+        return cast("list[Row]", result.all()) if result.returns_rows else []
 
     def copy(self, sql: str, types: Sequence[str | int], rows: Iterable[Sequence[Any]]) -> None:
         _wrap(self._driver(), self.schema, self._vector).copy(sql, types, rows)

@@ -39,7 +39,7 @@ _MAY_DENY = (Authority.user, Authority.system)
 
 def risen(confidence: float, new: float) -> float:
     """Return the confidence after one more statement: `c + (1 - c) × 0.5 × d`."""
-    return min(1.0, round(confidence + (1 - confidence) * 0.5 * new, 6))
+    return min(1.0, confidence + (1 - confidence) * 0.5 * new)
 
 
 @dataclass(slots=True, eq=False)
@@ -112,21 +112,25 @@ class Board:
         return any(standing) if standing else claim.single_valued
 
     def _tombstone(self, claim: Claim) -> Tombstone | None:
+        """Return the tombstone that the claim runs into: one that is not lifted, or was when it was said."""
         assert claim.value_key is not None
-        return self._dead.get(((claim.subject, claim.predicate), claim.value_key))
+        found = self._dead.get(((claim.subject, claim.predicate), claim.value_key))
+        if found is None or (found.lifted_at is not None and claim.said_at > found.lifted_at):
+            return None
+        return found
 
     # -- "assert" and "correct" ---------------------------------------------------------------------------------
 
     def _state(self, claim: Claim) -> None:
-        dead = self._tombstone(claim)
-        if dead is not None and not _may_lift(claim, dead):
-            self.changes.append(HitTombstone(claim.by, dead))
-            return
         same = [row for row in self._at(claim) if row.key == claim.value_key]
         if known := next((row for row in same if _told_by(row, claim)), None):
             self._ignore(claim, "this turn has been read already", known)
             if known.status == "accepted":
                 self._bury_replaced(claim)
+            return
+        dead = self._tombstone(claim)
+        if dead is not None and not _may_lift(claim, dead):
+            self.changes.append(HitTombstone(claim.by, dead))
             return
         wrong = self._wrong(claim)
         if stronger := next((row for row in wrong if outranks(row.authority, claim.authority)), None):
@@ -198,11 +202,12 @@ class Board:
                 else:
                     stop = row.start
                 continue
-            if outranks(row.authority, claim.authority) or (claim.valid_to is not None and claim.valid_to < row.stop):
-                self._contest(claim, row, dead)
-                return
-            if row.confirmed > claim.said_at and claim.valid_from is None:
+            stronger = outranks(row.authority, claim.authority)
+            if row.confirmed > claim.said_at and (stronger or claim.valid_from is None):
                 self._ignore(claim, "another value was confirmed after this was said", row)
+                return
+            if stronger or (claim.valid_to is not None and claim.valid_to < row.stop):
+                self._contest(claim, row, dead)
                 return
             closed.append(row)
         for row in self._at(claim):
@@ -235,13 +240,20 @@ class Board:
         settled: list[_Row],
         dead: Tombstone | None,
     ) -> None:
-        contested = [row for row in self._at(claim) if row.status == "contested" and row.key == claim.value_key]
+        contested = [
+            row
+            for row in self._at(claim)
+            if row.status == "contested" and row.key == claim.value_key and row.overlaps(start, stop)
+        ]
         settles = tuple(row.id for row in (*settled, *contested))
         for row in (*settled, *contested):
             self._drop(row)
-        new = self._new(claim, "accepted", start, stop)
+        # Whoever said it before, and was not believed, supports it now.
+        support = tuple(one for row in contested for one in row.evidence)
+        new = self._new(replace(claim, evidence=claim.evidence + support), "accepted", start, stop)
         if dead is not None:
-            del self._dead[(claim.subject, claim.predicate), dead.value_key]
+            dead = replace(dead, lifted_at=claim.said_at)
+            self._dead[(claim.subject, claim.predicate), dead.value_key] = dead
         if primary is not None:
             tombstone = self._lay(claim, primary)
             self._drop(primary)
@@ -394,7 +406,7 @@ class Board:
             return
         if key is not None and claim.authority in _MAY_DENY and not any(row.key == key for row in self._at(claim)):
             dead = self._dead.get(((claim.subject, claim.predicate), key))
-            if dead is None or outranks(claim.authority, dead.authority):
+            if dead is None or outranks(claim.authority, dead.authority) or dead.lifted_at is not None:
                 tombstone = Tombstone(claim.subject, claim.predicate, key, claim.authority, claim.said_at)
                 self._dead[(claim.subject, claim.predicate), key] = tombstone
                 self.changes.append(Retract(claim.by, None, tombstone, claim.evidence))
@@ -407,7 +419,7 @@ class Board:
         """Return the tombstone of a row: the strongest authority that rejected it, and the latest time."""
         place = (row.subject, row.predicate), row.key
         tombstone = Tombstone(row.subject, row.predicate, row.key, claim.authority, claim.said_at, row.id)
-        if (old := self._dead.get(place)) is not None:
+        if (old := self._dead.get(place)) is not None and old.lifted_at is None:
             tombstone = replace(
                 tombstone,
                 authority=max(old.authority, claim.authority, key=strength),
@@ -432,7 +444,8 @@ def _span(claim: Claim) -> tuple[datetime, datetime]:
 
 def _may_lift(claim: Claim, dead: Tombstone) -> bool:
     explicit = claim.explicit or claim.action == "correct"
-    return explicit and strength(claim.authority) >= strength(dead.authority) and claim.said_at > dead.rejected_at
+    # A lifted one that is still in the way was not yet lifted when the claim was said.
+    return explicit and dead.lifted_at is None and strength(claim.authority) >= strength(dead.authority) and claim.said_at > dead.rejected_at
 
 
 def _turns(evidence: Sequence[Evidence]) -> set[str]:

@@ -69,7 +69,7 @@ class NewFact:
 class Add:
     """Insert a row. `settles` are contested or weaker rows whose transaction time closes, superseded by it.
 
-    `lifts` is the tombstone that the same statement takes away.
+    `lifts` is the tombstone of its value as it is afterwards, with `lifted_at`.
     """
 
     by: int
@@ -110,7 +110,8 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Insert a row of status contested beside `against`, a stronger one that stays as it is."""
+    """Insert a row of status contested beside `against`, which stays as it is: one of a stronger authority, or one of
+    the same whose time it would cut in two."""
 
     by: int
     new: NewFact

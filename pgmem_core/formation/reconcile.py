@@ -19,7 +19,8 @@ authority or a higher one, said after the rejection; else it is a HitTombstone.
 
 **Order.** Claims are taken by the time they were said, then by turn; within a turn denials first, then as listed. So
 the order of drafts from different turns does not matter, and what a turn denies it does not also state. The same
-drafts again give only Confirm, Ignore and HitTombstone.
+drafts again give only Confirm, Ignore and HitTombstone, as long as no weaker voice was contested and then corrected
+in between: what an echo said of a standing value is not recorded, so it counts as news once that value has gone.
 """
 
 from __future__ import annotations

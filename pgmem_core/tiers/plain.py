@@ -229,7 +229,7 @@ def delete_where(conn: Connection, tenant_id: str, where: Where) -> int:
 
 
 def refresh_stats(conn: Connection, tenant_id: str, user_id: str | None, added: int) -> None:
-    """Keep a scope's count: count anew if the last count is old, else add what was added. Off the turn."""
+    """Count a scope anew, if its count is old or much was added. Off the turn."""
     conn.query(
         f"SELECT {conn.schema}.refresh_scope_stats(%(tenant)s, %(user)s, %(added)s)",
         {"tenant": tenant_id, "user": user_id, "added": added},

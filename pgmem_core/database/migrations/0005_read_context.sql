@@ -24,7 +24,6 @@ DECLARE
     v_first  bigint;
     v_offset bigint := 9223372036854775807;
     v_asked  boolean := false;
-    t        record;
 BEGIN
     SELECT * INTO s FROM sessions WHERE tenant_id = p_tenant AND session_id = p_this_session;
     IF FOUND THEN
@@ -37,17 +36,18 @@ BEGIN
         RETURN QUERY SELECT 0, NULL::uuid, s.user_id, s.session_id, s.last_seq, NULL::text, s.running_summary,
             NULL::jsonb, NULL::jsonb, NULL::integer, s.prefix_at, NULL::float8, NULL::float8, NULL::float8,
             NULL::float8, NULL::float8, NULL::float8, NULL::float8, NULL::float8;
-        FOR t IN
-            SELECT r.* FROM records r
-            WHERE r.tenant_id = p_tenant AND r.session_id = p_this_session AND r.seq IS NOT NULL AND r.seq > v_after
-            ORDER BY r.seq DESC LIMIT p_window_turns
-        LOOP
-            EXIT WHEN t.token_offset < v_from AND t.seq < s.last_seq;
-            v_first := t.seq; v_offset := t.token_offset; v_asked := v_asked OR t.role = 'user';
-            RETURN QUERY SELECT 2, t.id, t.kind, t.session_id, t.seq, t.role, t.content, t.message, t.metadata,
-                t.token_count, t.created_at, NULL::float8, NULL::float8, NULL::float8, NULL::float8, NULL::float8,
-                NULL::float8, NULL::float8, NULL::float8;
-        END LOOP;
+        SELECT min(w.seq), min(w.token_offset), coalesce(bool_or(w.role = 'user'), false)
+        INTO v_first, v_offset, v_asked
+        FROM (SELECT r.seq, r.token_offset, r.role FROM records r
+              WHERE r.tenant_id = p_tenant AND r.session_id = p_this_session AND r.seq IS NOT NULL AND r.seq > v_after
+              ORDER BY r.seq DESC LIMIT p_window_turns) w
+        WHERE w.token_offset >= v_from OR w.seq = s.last_seq;
+        v_offset := coalesce(v_offset, 9223372036854775807);
+        RETURN QUERY SELECT 2, r.id, r.kind, r.session_id, r.seq, r.role, r.content, r.message, r.metadata,
+            r.token_count, r.created_at, NULL::float8, NULL::float8, NULL::float8, NULL::float8, NULL::float8,
+            NULL::float8, NULL::float8, NULL::float8
+        FROM records r WHERE r.tenant_id = p_tenant AND r.session_id = p_this_session AND r.seq IS NOT NULL
+            AND r.seq >= v_first ORDER BY r.seq;
         -- Instructions, and the newest user turn, stay however far the window has moved on.
         RETURN QUERY SELECT 1, r.id, r.kind, r.session_id, r.seq, r.role, r.content, r.message, r.metadata,
             r.token_count, r.created_at, NULL::float8, NULL::float8, NULL::float8, NULL::float8, NULL::float8,
