@@ -299,10 +299,11 @@ def _query(rt: Runtime, text: str, notes: list[str], *, limit: int, floor: float
         except (EmbeddingError, DimensionMismatch, MissingExtra) as exc:
             notes.append(f"found by words only: {exc}")
             log.warning("a query was read by words only: %s", exc)
+    grows = False
     if floor == "default":
         floor = settings.relevance_floor
         if floor is None and model is not None:
-            floor = rt.embedder.min_relevance
+            floor, grows = rt.embedder.min_relevance, True
     return hybrid.Query(
         terms=() if blank else lexical.query_terms(text, language=settings.language).hashes,
         vector=vector,
@@ -311,6 +312,7 @@ def _query(rt: Runtime, text: str, notes: list[str], *, limit: int, floor: float
         half_life_days=settings.half_life_days,
         recency_share=settings.recency_share,
         floor=None if isinstance(floor, str) else floor,
+        floor_grows=grows,
     )
 
 

@@ -158,7 +158,7 @@ def _canonical(value: Any) -> list[Any]:
     if isinstance(value, bool):
         return ["b", value]
     if isinstance(value, int | float):
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise InvalidArgument(f"value holds {value}; a fact's numbers must be finite")
         return ["n", *_digits(Decimal(repr(value)) if isinstance(value, float) else Decimal(value))]
     if isinstance(value, str):

@@ -20,7 +20,7 @@ __all__ = [
     "MAX_PREDICATE_CHARS",
     "canonical",
     "normalise_predicate",
-    "opposite",
+    "opposites",
     "related",
     "single_valued",
     "well_known",
@@ -77,7 +77,13 @@ _ALIASES = {
     }.items()
     for alias in aliases.split()
 }
-_OPPOSITES = {"likes": "dislikes", "dislikes": "likes", "eats": "avoids", "drinks": "avoids", "avoids": "eats"}
+_OPPOSITES = {
+    "likes": ("dislikes",),
+    "dislikes": ("likes",),
+    "eats": ("avoids",),
+    "drinks": ("avoids",),
+    "avoids": ("eats", "drinks"),
+}
 
 
 def normalise_predicate(raw: object, *, name: str = "predicate") -> str:
@@ -133,13 +139,13 @@ def single_valued(predicate: str) -> bool:
     return "." in predicate or _SINGLE_SHAPE.fullmatch(predicate) is not None
 
 
-def opposite(predicate: str) -> str | None:
-    """Return the predicate that the same value cannot have at once: likes and dislikes."""
-    return _OPPOSITES.get(predicate)
+def opposites(predicate: str) -> tuple[str, ...]:
+    """Return the predicates that cannot have the same value at the same time: likes and dislikes."""
+    return _OPPOSITES.get(predicate, ())
 
 
 def related(predicate: str) -> frozenset[str]:
     """Return the predicates whose facts reconciliation must see to judge a draft of this one."""
     found = {predicate, canonical(predicate)}
-    found.update(other for one in tuple(found) if (other := opposite(one)))
+    found.update(other for one in tuple(found) for other in opposites(one))
     return frozenset(found)

@@ -52,7 +52,9 @@ def statements(draw: st.DrawFn) -> tuple[Turn, FactDraft]:
 
 stories = st.lists(statements(), min_size=1, max_size=10, unique_by=lambda one: one[0].id)
 # Each statement at a time of its own, so that its order is what the drafts say and not how they were listed.
-distinct = st.lists(statements(), min_size=1, max_size=8, unique_by=(lambda one: one[0].created_at, lambda one: one[0].id))
+distinct = st.lists(
+    statements(), min_size=1, max_size=8, unique_by=(lambda one: one[0].created_at, lambda one: one[0].id)
+)
 
 
 def read_all(facts: Facts, story: list[tuple[Turn, FactDraft]]) -> None:
@@ -61,13 +63,21 @@ def read_all(facts: Facts, story: list[tuple[Turn, FactDraft]]) -> None:
 
 def state(facts: Facts) -> list[Any]:
     """Return what is believed, without the ids and the order in which it came."""
-    return sorted(
+    rows = sorted(
         (
-            row.predicate, str(row.value), row.authority.value, row.status, str(row.valid_from), str(row.valid_to),
-            round(row.confidence, 5), row.single_valued,
+            row.predicate,
+            str(row.value),
+            row.authority.value,
+            row.status,
+            str(row.valid_from),
+            str(row.valid_to),
+            round(row.confidence, 5),
+            row.single_valued,
         )
         for row in facts.believed
-    ) + sorted((place[1], stone.authority.value, str(stone.rejected_at)) for place, stone in facts.tombstones.items())  # fmt: skip
+    )
+    stones = facts.tombstones.items()
+    return rows + sorted((place[1], stone.authority.value, str(stone.rejected_at)) for place, stone in stones)
 
 
 @WHERE

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from dataclasses import replace
+from datetime import datetime
 
-from pgmem_core.facts import Evidence, Fact, Status, Tombstone, check_subject, outranks, strength
-from pgmem_core.folding import value_key
+from pgmem_core.facts import Fact, Status, Tombstone, check_subject, outranks, strength
 from pgmem_core.formation.changes import (
     Add,
     Change,
@@ -24,43 +22,11 @@ from pgmem_core.formation.changes import (
     Supersede,
 )
 from pgmem_core.formation.claims import Claim
-from pgmem_core.predicates import opposite
-from pgmem_core.types import Authority, SubjectRef
+from pgmem_core.formation.rows import EVER, MAY_DENY, NEVER, TICK, Row, may_lift, risen, row_of, span, told_by, turns_of
+from pgmem_core.predicates import opposites
+from pgmem_core.types import SubjectRef
 
-__all__ = ["Board", "risen"]
-
-_EVER = datetime.min.replace(tzinfo=UTC)
-_NEVER = datetime.max.replace(tzinfo=UTC)
-# What is said later in the same instant (one turn, two statements) comes after it.
-_TICK = timedelta(microseconds=1)
-# Who may bury a value that nobody has claimed yet ("I have no sister"). A model's denial of nothing is noise.
-_MAY_DENY = (Authority.user, Authority.system)
-
-
-def risen(confidence: float, new: float) -> float:
-    """Return the confidence after one more statement: `c + (1 - c) × 0.5 × d`."""
-    return min(1.0, confidence + (1 - confidence) * 0.5 * new)
-
-
-@dataclass(slots=True, eq=False)
-class _Row:
-    id: str
-    subject: SubjectRef
-    predicate: str
-    value: Any
-    key: bytes
-    authority: Authority
-    confidence: float
-    status: Status
-    single: bool
-    start: datetime
-    stop: datetime
-    confirmed: datetime
-    evidence: tuple[Evidence, ...]
-
-    def overlaps(self, start: datetime, stop: datetime) -> bool:
-        return self.start < stop and start < self.stop
-
+__all__ = ["Board"]
 
 _Place = tuple[SubjectRef, str]
 
@@ -71,20 +37,20 @@ class Board:
     def __init__(self, current: Sequence[Fact], tombstones: Iterable[Tombstone]) -> None:
         self.changes: list[Change] = []
         self.rejected: list[Rejected] = []
-        self._rows: dict[_Place, list[_Row]] = {}
+        self._rows: dict[_Place, list[Row]] = {}
         self._dead: dict[tuple[_Place, bytes], Tombstone] = {}
         self._minted = 0
         self._negated: set[tuple[SubjectRef, str, bytes | None, str]] = set()
         for fact in current:
             if fact.superseded_at is None and fact.status != "rejected":
-                self._put(_row_of(fact))
+                self._put(row_of(fact))
         for tombstone in tombstones:
             place = (check_subject(tombstone.subject), tombstone.predicate)
             self._dead[place, tombstone.value_key] = tombstone
 
     def take(self, claim: Claim) -> None:
         """Decide about one claim."""
-        said = {(claim.subject, claim.predicate, claim.value_key, turn_id) for turn_id in _turns(claim.evidence)}
+        said = {(claim.subject, claim.predicate, claim.value_key, turn_id) for turn_id in turns_of(claim.evidence)}
         if claim.action in ("end", "retract"):
             self._negated |= said
             (self._end if claim.action == "end" else self._retract)(claim)
@@ -95,16 +61,16 @@ class Board:
 
     # -- looking ------------------------------------------------------------------------------------------------
 
-    def _at(self, claim: Claim, predicate: str | None = None) -> list[_Row]:
+    def _at(self, claim: Claim, predicate: str | None = None) -> list[Row]:
         return self._rows.setdefault((claim.subject, predicate or claim.predicate), [])
 
-    def _put(self, row: _Row) -> None:
+    def _put(self, row: Row) -> None:
         self._rows.setdefault((row.subject, row.predicate), []).append(row)
 
-    def _drop(self, row: _Row) -> None:
+    def _drop(self, row: Row) -> None:
         self._rows[row.subject, row.predicate].remove(row)
 
-    def _find(self, row_id: str) -> _Row | None:
+    def _find(self, row_id: str) -> Row | None:
         return next((row for rows in self._rows.values() for row in rows if row.id == row_id), None)
 
     def _single(self, claim: Claim) -> bool:
@@ -123,13 +89,13 @@ class Board:
 
     def _state(self, claim: Claim) -> None:
         same = [row for row in self._at(claim) if row.key == claim.value_key]
-        if known := next((row for row in same if _told_by(row, claim)), None):
+        if known := next((row for row in same if told_by(row, claim)), None):
             self._ignore(claim, "this turn has been read already", known)
             if known.status == "accepted":
                 self._bury_replaced(claim)
             return
         dead = self._tombstone(claim)
-        if dead is not None and not _may_lift(claim, dead):
+        if dead is not None and not may_lift(claim, dead):
             self.changes.append(HitTombstone(claim.by, dead))
             return
         wrong = self._wrong(claim)
@@ -142,9 +108,9 @@ class Board:
             return
         self._insert(claim, wrong, dead)
 
-    def _standing(self, claim: Claim, same: list[_Row]) -> _Row | None:
+    def _standing(self, claim: Claim, same: list[Row]) -> Row | None:
         """Return the accepted row that already says so for the time the claim is about."""
-        start, stop = _span(claim)
+        start, stop = span(claim)
         others = [row for row in self._at(claim) if row.status == "accepted" and row.key != claim.value_key]
         for row in sorted(same, key=lambda row: row.start):
             if row.status != "accepted" or row.stop <= start or (claim.valid_to is not None and row.start >= stop):
@@ -154,7 +120,7 @@ class Board:
             return None if between else row
         return None
 
-    def _wrong(self, claim: Claim) -> list[_Row]:
+    def _wrong(self, claim: Claim) -> list[Row]:
         """Return the rows that a correction calls wrong, the one whose place it takes first.
 
         Every row of a wrong value: that it never was true is said of its other times too.
@@ -181,18 +147,18 @@ class Board:
             wrong, key=lambda row: (row.status == "accepted", row.id in named, row.stop, row.start), reverse=True
         )
 
-    def _insert(self, claim: Claim, wrong: list[_Row], dead: Tombstone | None) -> None:
-        start, stop = _span(claim)
+    def _insert(self, claim: Claim, wrong: list[Row], dead: Tombstone | None) -> None:
+        start, stop = span(claim)
         primary = wrong[0] if wrong and wrong[0].status == "accepted" else None
         if primary is not None:
             start, stop = claim.valid_from or primary.start, claim.valid_to or primary.stop
             if stop <= start:
-                start, stop = _span(claim)
+                start, stop = span(claim)
         others = [row for row in self._excluded(claim) if row not in wrong]
-        while any(row.start == start != _EVER for row in others):
-            start += _TICK
-        closed: list[_Row] = []
-        settled: list[_Row] = []
+        while any(row.start == start != EVER for row in others):
+            start += TICK
+        closed: list[Row] = []
+        settled: list[Row] = []
         for row in sorted(others, key=lambda row: row.start):
             if not row.overlaps(start, stop):
                 continue
@@ -206,7 +172,11 @@ class Board:
             if row.confirmed > claim.said_at and (stronger or claim.valid_from is None):
                 self._ignore(claim, "another value was confirmed after this was said", row)
                 return
-            if stronger or (claim.valid_to is not None and claim.valid_to < row.stop):
+            inside = claim.valid_to is not None and claim.valid_to < row.stop
+            if inside and outranks(claim.authority, row.authority):
+                settled.append(row)
+                continue
+            if stronger or inside:
                 self._contest(claim, row, dead)
                 return
             closed.append(row)
@@ -221,12 +191,11 @@ class Board:
             self._bury(claim, row)
         self._deny(claim)
 
-    def _excluded(self, claim: Claim) -> list[_Row]:
+    def _excluded(self, claim: Claim) -> list[Row]:
         """Return the accepted rows that cannot hold at the same time as the claim."""
         rows = self._at(claim) if self._single(claim) else []
         found = [row for row in rows if row.status == "accepted" and row.key != claim.value_key]
-        other = opposite(claim.predicate)
-        if other is not None:
+        for other in opposites(claim.predicate):
             found += [row for row in self._at(claim, other) if row.status == "accepted" and row.key == claim.value_key]
         return found
 
@@ -235,9 +204,9 @@ class Board:
         claim: Claim,
         start: datetime,
         stop: datetime,
-        primary: _Row | None,
-        closed: list[_Row],
-        settled: list[_Row],
+        primary: Row | None,
+        closed: list[Row],
+        settled: list[Row],
         dead: Tombstone | None,
     ) -> None:
         contested = [
@@ -274,7 +243,7 @@ class Board:
         for row in settled:  # what a weaker authority said stays on record
             self.changes.append(Contest(claim.by, self._mint(replace(row, status="contested")), new.ref))
 
-    def _contest(self, claim: Claim, against: _Row, dead: Tombstone | None) -> None:
+    def _contest(self, claim: Claim, against: Row, dead: Tombstone | None) -> None:
         if dead is not None:  # a dead value does not come back by the side door
             self.changes.append(HitTombstone(claim.by, dead))
             return
@@ -282,10 +251,10 @@ class Board:
             if row.key == claim.value_key and row.status == "contested":
                 self._confirm(claim, row)
                 return
-        new = self._new(claim, "contested", *_span(claim))
+        new = self._new(claim, "contested", *span(claim))
         self.changes.append(Contest(claim.by, new, against.id))
 
-    def _confirm(self, claim: Claim, row: _Row) -> None:
+    def _confirm(self, claim: Claim, row: Row) -> None:
         if outranks(row.authority, claim.authority):
             self._ignore(claim, "a weaker authority repeats it", row)
             return
@@ -297,14 +266,14 @@ class Board:
 
     def _new(self, claim: Claim, status: Status, start: datetime, stop: datetime) -> NewFact:
         assert claim.value_key is not None
-        row = _Row(
+        row = Row(
             id="", subject=claim.subject, predicate=claim.predicate, value=claim.value, key=claim.value_key,
             authority=claim.authority, confidence=claim.confidence, status=status, single=self._single(claim),
             start=start, stop=stop, confirmed=claim.said_at, evidence=claim.evidence,
         )  # fmt: skip
         return self._mint(row)
 
-    def _mint(self, row: _Row) -> NewFact:
+    def _mint(self, row: Row) -> NewFact:
         row.id = f"new:{self._minted}"
         self._minted += 1
         self._put(row)
@@ -318,8 +287,8 @@ class Board:
             confidence=row.confidence,
             status=row.status,
             single_valued=row.single,
-            valid_from=None if row.start == _EVER else row.start,
-            valid_to=None if row.stop == _NEVER else row.stop,
+            valid_from=None if row.start == EVER else row.start,
+            valid_to=None if row.stop == NEVER else row.stop,
             last_confirmed_at=row.confirmed,
             evidence=row.evidence,
         )
@@ -338,7 +307,7 @@ class Board:
                 self._refuse(claim, "authority", f"{claim.authority} cannot end what {row.authority} said")
             elif row.start > moment or row.confirmed > claim.said_at:
                 self._ignore(claim, "it was stated again after this was said", row)
-            elif (stop := max(moment, row.start + _TICK)) >= row.stop:
+            elif (stop := max(moment, row.start + TICK)) >= row.stop:
                 self._ignore(claim, "it has ended already", row)
             else:
                 row.stop = stop
@@ -361,7 +330,7 @@ class Board:
             for row in rows:
                 self._bury(claim, row)
 
-    def _named(self, claim: Claim) -> list[_Row]:
+    def _named(self, claim: Claim) -> list[Row]:
         """Return the rows that an end or a retraction is about: by id, by value, or what stood before it was said."""
         rows = self._at(claim)
         if claim.fact_id is not None:
@@ -374,7 +343,7 @@ class Board:
             if row.status == "accepted" and row.confirmed < claim.said_at and row.start <= claim.said_at < row.stop
         ]
 
-    def _unclear(self, claim: Claim, rows: list[_Row]) -> bool:
+    def _unclear(self, claim: Claim, rows: list[Row]) -> bool:
         if claim.value_key is None and claim.fact_id is None and len(rows) > 1:
             self._refuse(claim, "ambiguous", f"{claim.predicate} has {len(rows)} values; which one is not said")
             return True
@@ -386,12 +355,12 @@ class Board:
         """Bury what a correction calls wrong by name, where the right value stands already."""
         wrong = self._wrong(claim) if claim.replaces_key is not None or claim.fact_id is not None else []
         # What the same turn says besides came after this when it was first read.
-        if not any(outranks(row.authority, claim.authority) or _told_by(row, claim) for row in wrong):
+        if not any(outranks(row.authority, claim.authority) or told_by(row, claim) for row in wrong):
             for row in wrong:
                 self._bury(claim, row)
         self._deny(claim)
 
-    def _bury(self, claim: Claim, row: _Row) -> None:
+    def _bury(self, claim: Claim, row: Row) -> None:
         tombstone = self._lay(claim, row)
         self._drop(row)
         self.changes.append(Retract(claim.by, row.id, tombstone, claim.evidence))
@@ -404,7 +373,7 @@ class Board:
             key, why = claim.replaces_key, None
         if claim.action not in ("retract", "correct") or (why is None and key == claim.value_key):
             return
-        if key is not None and claim.authority in _MAY_DENY and not any(row.key == key for row in self._at(claim)):
+        if key is not None and claim.authority in MAY_DENY and not any(row.key == key for row in self._at(claim)):
             dead = self._dead.get(((claim.subject, claim.predicate), key))
             if dead is None or outranks(claim.authority, dead.authority) or dead.lifted_at is not None:
                 tombstone = Tombstone(claim.subject, claim.predicate, key, claim.authority, claim.said_at)
@@ -415,7 +384,7 @@ class Board:
         if why is not None:
             self._ignore(claim, why)
 
-    def _lay(self, claim: Claim, row: _Row) -> Tombstone:
+    def _lay(self, claim: Claim, row: Row) -> Tombstone:
         """Return the tombstone of a row: the strongest authority that rejected it, and the latest time."""
         place = (row.subject, row.predicate), row.key
         tombstone = Tombstone(row.subject, row.predicate, row.key, claim.authority, claim.said_at, row.id)
@@ -430,47 +399,8 @@ class Board:
 
     # -- saying so ----------------------------------------------------------------------------------------------
 
-    def _ignore(self, claim: Claim, reason: str, row: _Row | None = None) -> None:
+    def _ignore(self, claim: Claim, reason: str, row: Row | None = None) -> None:
         self.changes.append(Ignore(claim.by, reason, None if row is None else row.id))
 
     def _refuse(self, claim: Claim, code: Refusal, reason: str) -> None:
         self.rejected.append(Rejected(claim.by, claim, code, reason))
-
-
-def _span(claim: Claim) -> tuple[datetime, datetime]:
-    start, stop = claim.interval
-    return start or _EVER, stop or _NEVER
-
-
-def _may_lift(claim: Claim, dead: Tombstone) -> bool:
-    explicit = claim.explicit or claim.action == "correct"
-    # A lifted one that is still in the way was not yet lifted when the claim was said.
-    return explicit and dead.lifted_at is None and strength(claim.authority) >= strength(dead.authority) and claim.said_at > dead.rejected_at
-
-
-def _turns(evidence: Sequence[Evidence]) -> set[str]:
-    return {one.turn_id for one in evidence if one.turn_id is not None}
-
-
-def _told_by(row: _Row, claim: Claim) -> bool:
-    """True if every turn behind the claim already stands behind the row."""
-    mine = _turns(claim.evidence)
-    return bool(mine) and mine <= _turns(row.evidence)
-
-
-def _row_of(fact: Fact) -> _Row:
-    return _Row(
-        id=fact.id,
-        subject=check_subject(fact.subject),
-        predicate=fact.predicate,
-        value=fact.value,
-        key=value_key(fact.value),
-        authority=fact.authority,
-        confidence=fact.confidence,
-        status=fact.status,
-        single=fact.single_valued,
-        start=fact.valid_from or _EVER,
-        stop=fact.valid_to or _NEVER,
-        confirmed=fact.last_confirmed_at,
-        evidence=fact.evidence,
-    )

@@ -7,7 +7,6 @@ written about. What a draft says of its own authority counts for nothing: there 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -330,7 +329,7 @@ def _blank(value: object) -> bool:
 def _confidence(given: object, authority: Authority) -> float:
     if given is None:
         return DEFAULT_CONFIDENCE[authority]
-    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given) or not 0 <= given <= 1:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= 1:
         raise InvalidArgument(f"confidence is {_show(given)}; it must be a number from 0 to 1")
     return float(given)
 

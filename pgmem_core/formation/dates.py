@@ -34,7 +34,8 @@ DAY = rf"""(?:
   | (?P<near>today|tonight|tomorrow|the\ day\ after\ tomorrow|yesterday)(?:\ (?:morning|afternoon|evening|night))?
   | in\ (?P<count>{_NUMBER})\ (?P<unit>days?|weeks?)(?:'\ time)?
   | (?:on\ |this\ |(?P<next>next\ ))?(?:(?P<weekday>{_DAY}),?\ )?(?:the\ )?
-    (?:(?P<day>\d{{1,2}})(?:st|nd|rd|th)?\ (?:of\ )?(?P<month>{_MONTH})|(?P<month2>{_MONTH})\ (?P<day2>\d{{1,2}})(?:st|nd|rd|th)?)
+    (?: (?P<day>\d{{1,2}})(?:st|nd|rd|th)?\ (?:of\ )?(?P<month>{_MONTH})
+      | (?P<month2>{_MONTH})\ (?P<day2>\d{{1,2}})(?:st|nd|rd|th)? )
     (?:,?\ (?P<year>\d{{4}}))?
   | (?:on\ |this\ |(?P<coming>next\ ))?(?P<only>{_DAY})(?:\ (?:morning|afternoon|evening))?
 )(?:,?\ at\ (?P<hour>\d{{1,2}})(?:[:.](?P<minute>\d\d))?\ ?(?P<half>am|pm)?)?\b"""

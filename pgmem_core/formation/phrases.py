@@ -18,25 +18,35 @@ MASK = "\ufffc"
 
 _FOREIGN = re.compile(
     r"```.*?(?:```|\Z)|`[^`\n]*`|^[ \t]*>[^\n]*|\"[^\"]*\"|“[^”]*”|«[^»]*»|(?<!\w)'[^'\n]{3,}'(?!\w)|<[^<>\n]{1,200}>"
-    r"|https?://\S+",
+    r"|https?://\S+"
+    # A line of a dialogue, "Tom: I live in Rome".
+    r"|^[ \t]*(?:\[[^\]\n]*\]\s*)?(?!(?:Note|Update|Correction|PS|P\.S\.|FYI|Actually|Reminder|Also|Sorry)\b)"
+    r"[A-Z][\w.]*(?:\ [A-Z][\w.]*)?(?:\ \([^)\n]*\))?:\ [^\n]*",
     re.DOTALL | re.MULTILINE,
 )
 _JOKE = re.compile(
-    r"\b(?:kidding|joking|just a joke|j/k|jk|role-?play(?:ing)?|pretend(?:ing)?|sarcas\w+)\b|(?<!\S)/s\b|😜|🤪", re.IGNORECASE
+    r"\b(?:kidding|joking|just a joke|j/k|jk|role-?play(?:ing)?|pretend(?:ing)?|sarcas\w+)\b|(?<!\S)/s\b|😜|🤪",
+    re.IGNORECASE,
 )
 # From here to the end of the turn nothing is the speaker's own.
 _TAINTS = re.compile(
-    r"^\W*(?:please\s+|(?:can|could|would|will)\s+you\s+(?:please\s+)?)?(?:suppose|supposing|imagine|let'?s\s+(?:say|imagine|pretend|assume)"
-    r"|assume|assuming|say\s+that|what\s+if|hypothetically|translate|rewrite|rephrase|paraphrase|proofread|summari[sz]e|edit|"
-    r"(?:write|draft|compose)\b[^.!?\n]*[:\n]|here(?:'s|\s+is|\s+are)\s+(?:a|an|the|my|our|some)\s+(?:text|story|letter|email|essay|"
+    r"^\W*(?:please\s+|(?:can|could|would|will)\s+you\s+(?:please\s+)?)?(?:suppose|supposing|imagine|"
+    r"let'?s\s+(?:say|imagine|pretend|assume)"
+    r"|assume|assuming|say\s+that|what\s+if|hypothetically|translate|rewrite|rephrase|paraphrase|proofread|"
+    r"summari[sz]e|edit|"
+    r"(?:write|draft|compose)\b[^.!?\n]*[:\n]|here(?:'s|\s+is|\s+are)\s+(?:a|an|the|my|our|some)\s+(?:text|story|"
+    r"letter|email|essay|"
     r"draft|poem|lyrics|dialogue|quote|script|character|example|template|sample)\w*|example:|for\s+example|e\.g\.)",
     re.IGNORECASE,
 )
 _UNSURE = re.compile(
-    r"\b(?:if|unless|suppose|supposing|imagine|wish|wished|hypothetical(?:ly)?|would|could|might|maybe|perhaps|probably|"
-    r"as\s+though|whether|dream(?:t|ed)?|in\s+my\s+dream|in\s+the\s+(?:story|novel|game|book|film|movie)|my\s+character)\b",
+    r"\b(?:if|unless|suppose|supposing|imagine|wish|wished|hypothetical(?:ly)?|"
+    r"as\s+though|whether|dream(?:t|ed)?|in\s+my\s+dream|in\s+the\s+(?:story|novel|game|book|film|movie)|"
+    r"my\s+character)\b",
     re.IGNORECASE,
 )
+# In the clause itself; elsewhere in the sentence they are about something else.
+_DOUBTFUL = re.compile(r"\b(?:would|could|might|maybe|perhaps|probably|almost|nearly|apparently)\b", re.IGNORECASE)
 _REPORTED = re.compile(
     r"\b(?:he|she|they|you|people|everyone|somebody|someone|who|it)\s+(?:say|says|said|think|thinks|thought|believe|"
     r"believes|believed|claim|claims|claimed|told|heard|wrote|assume|assumes|assumed)\b|\baccording\s+to\b",
@@ -44,17 +54,22 @@ _REPORTED = re.compile(
 )
 _SENTENCE = re.compile(r"[^.!?\n]+(?:[.!?](?=\S)[^.!?\n]+)*[.!?]*")
 _JOINT = re.compile(
-    r"(?:,\s*|\s+)(?:and|but|so|though|although)\s+(?=(?:I|my)\b)|[;:]\s+|\s[–—-]\s|,\s+(?=(?:I|my)\b)", re.IGNORECASE
+    r"(?:,\s*|\s+)(?:and|but|so|also|though|although)(?:\s+also)?\s+(?=(?:I|my)\b)|[;:]\s+|\s[–—-]\s|,\s+(?=(?:I|"
+    r"my)\b)",
+    re.IGNORECASE,
 )
 _OPENING = re.compile(
-    r"(?:\s|,|(?:and|but|so|well|oh|hi|hello|hey|yes|yeah|yep|no|nope|sorry|sure|ok|okay|also|plus|anyway|by\s+the\s+way|btw|"
+    r"(?:\s|,|(?:and|but|so|well|oh|hi|hello|hey|yes|yeah|yep|no|nope|sorry|sure|ok|okay|also|plus|anyway|"
+    r"by\s+the\s+way|btw|"
     r"fyi|just\s+so\s+you\s+know|remember(?:\s+that)?|note(?:\s+that)?|please\s+(?:remember|note)(?:\s+that)?|"
-    r"for\s+the\s+record|as\s+i\s+said|like\s+i\s+said|there|now|then|personally|currently|these\s+days|thanks|thank\s+you)"
+    r"for\s+the\s+record|as\s+i\s+said|like\s+i\s+said|there|now|then|personally|currently|these\s+days|thanks|"
+    r"thank\s+you)"
     r"(?=[\s,:!]|$)[,:!]?)*",
     re.IGNORECASE,
 )
 _CORRECTING = re.compile(
-    r"\s*(?:actually|correction|in\s+fact|my\s+mistake|i\s+misspoke|i\s+was\s+wrong|to\s+correct\s+myself|i\s+made\s+a\s+mistake|"
+    r"\s*(?:actually|correction|in\s+fact|my\s+mistake|i\s+misspoke|i\s+was\s+wrong|to\s+correct\s+myself|"
+    r"i\s+made\s+a\s+mistake|"
     r"(?:sorry|no),?\s+i\s+meant(?:\s+to\s+say)?(?:\s+that)?)\b[\s,:.–—-]*",
     re.IGNORECASE,
 )
@@ -94,7 +109,7 @@ def clauses(text: str) -> Iterator[Clause]:
             if found := _CORRECTING.match(body):
                 correcting = True
                 body = _after_opening(body[found.end() :])
-            if body.strip():
+            if body.strip() and not _DOUBTFUL.search(body):
                 quote = text[sentence.start() + start : sentence.start() + start + len(piece)].strip()
                 yield Clause(body.strip(), quote, whole, correcting)
         correcting = only is not None

@@ -33,6 +33,7 @@ class Query:
     half_life_days: float
     recency_share: float
     floor: float | None
+    floor_grows: bool = False  # the floor is a default for 300 memories and more; a smaller store asks for less
     as_of: datetime | None = None
 
     def parameters(self) -> dict[str, Any]:
@@ -46,6 +47,7 @@ class Query:
             "half_life": self.half_life_days,
             "recency": self.recency_share,
             "floor": self.floor,
+            "floor_grows": self.floor_grows,
             "as_of": self.as_of or datetime.now(UTC),
         }
 
@@ -65,7 +67,8 @@ class Found:
 _ARGUMENTS = """%(user)s, %(user_key)s, %(terms)s::bigint[], %(vector)s, %(model)s, %(dimensions)s,
     %(kinds)s::text[], %(session)s, %(agent)s, %(after)s::timestamptz, %(before)s::timestamptz,
     %(path)s::jsonpath, %(variables)s"""
-_WEIGHTS = """%(limit)s, %(candidates)s, %(as_of)s::timestamptz, %(half_life)s, %(recency)s, %(floor)s"""
+_WEIGHTS = """%(limit)s, %(candidates)s, %(as_of)s::timestamptz, %(half_life)s, %(recency)s, %(floor)s,
+    %(floor_grows)s"""
 
 
 def search(conn: Connection, scope: Scope, query: Query, where: Where) -> list[ScoredMemory]:

@@ -6,7 +6,7 @@ CREATE FUNCTION read_context(
     p_kinds text[], p_session text, p_agent text, p_after timestamptz, p_before timestamptz,
     p_filter jsonpath, p_variables jsonb, p_limit integer, p_candidates integer,
     p_as_of timestamptz, p_half_life_days double precision, p_recency_share double precision,
-    p_floor double precision
+    p_floor double precision, p_floor_grows boolean
 ) RETURNS TABLE (
     part integer, id uuid, kind text, session_id text, seq bigint, role text, content text, message jsonb,
     metadata jsonb, token_count integer, created_at timestamptz, score double precision, lexical double precision,
@@ -65,5 +65,5 @@ BEGIN
     RETURN QUERY SELECT 3, m.* FROM recall(
         p_tenant, p_user, p_user_key, p_terms, p_vector, p_model, p_dimensions, p_kinds, p_session, p_agent, p_after,
         p_before, p_filter, p_variables, p_this_session, v_offset, p_limit, p_candidates, p_as_of, p_half_life_days,
-        p_recency_share, p_floor) m;
+        p_recency_share, p_floor, p_floor_grows) m;
 END $$;
