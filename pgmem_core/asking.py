@@ -76,7 +76,7 @@ def list_sessions(
 ) -> Flow[list[SessionInfo]]:
     tenant = check_id(group_id, "group_id")
     user = None if user_id is None else check_id(user_id)
-    check_limit(limit), check_limit(offset, "offset")
+    limit, offset = check_limit(limit), check_limit(offset, "offset")
     yield from flows.ready(rt)
     return (yield from transact(sessions.listing, tenant, user_id=user, limit=limit, offset=offset, single=True))
 
@@ -95,7 +95,7 @@ def end_session(rt: Runtime, key: SessionKey, given: Any = None) -> Flow[Session
 
 def delete_session(rt: Runtime, key: SessionKey, given: Any = None) -> Flow[int]:
     yield from flows.ready(rt)
-    rt.settle(key.scope.tenant_id, key.session_id, rt.pending(key.scope.tenant_id, key.session_id))
+    rt.settle(key.scope, key.session_id, rt.pending(key.scope, key.session_id))
     return (yield from transact(sessions.delete, key.scope.tenant_id, key.session_id, user_id=key.scope.user_id,
                                 given=given))  # fmt: skip
 
@@ -121,7 +121,9 @@ def add_turns(rt: Runtime, key: SessionKey, turns: Sequence[Mapping[str, Any]], 
 
 def turns(rt: Runtime, key: SessionKey, limit: int | None, before_seq: int | None) -> Flow[list[Turn]]:
     if limit is not None:
-        check_limit(limit)
+        limit = check_limit(limit)
+    if before_seq is not None:
+        before_seq = check_limit(before_seq, "before_seq")
     yield from _flush(rt, key)
     return (
         yield from transact(
@@ -138,9 +140,9 @@ def turns(rt: Runtime, key: SessionKey, limit: int | None, before_seq: int | Non
 
 def window(rt: Runtime, key: SessionKey, budget_tokens: int | None, max_turns: int | None) -> Flow[list[Turn]]:
     if max_turns is not None:
-        check_limit(max_turns, "max_turns")
+        max_turns = check_limit(max_turns, "max_turns")
     if budget_tokens is not None:
-        check_limit(budget_tokens, "budget_tokens")
+        budget_tokens = check_limit(budget_tokens, "budget_tokens")
     yield from _flush(rt, key)
     most = rt.settings.window_turns if max_turns is None else max_turns
     # A cut that falls among tool results needs the call before it: look a little further back.
@@ -153,10 +155,7 @@ def window(rt: Runtime, key: SessionKey, budget_tokens: int | None, max_turns: i
 def _flush(rt: Runtime, key: SessionKey) -> Flow[None]:
     """Make the session's pending queries durable, so that what is read next holds them."""
     yield from flows.ready(rt)
-    for query in rt.pending(key.scope.tenant_id, key.session_id):
-        if not query.handed:
-            yield from flows.write_query(rt, query)
-            rt.settle(key.scope.tenant_id, key.session_id, [query])
+    yield from flows.write_queries(rt, [query for query in rt.pending(key.scope, key.session_id) if not query.handed])
 
 
 def compile_context(
@@ -218,7 +217,7 @@ def search(
     conditions: Mapping[str, Any],
     floor: float | str | None,
 ) -> Flow[list[ScoredMemory]]:
-    check_limit(k, "k")
+    k = check_limit(k, "k")
     if isinstance(floor, str) and floor != "default":
         raise InvalidArgument(f"floor must be a number, None or 'default', got {floor!r}")
     where = where_of(**conditions)
@@ -261,7 +260,7 @@ def add_messages(
 def get_all(
     rt: Runtime, scope: Scope, *, limit: int, offset: int, conditions: Mapping[str, Any]
 ) -> Flow[list[MemoryText]]:
-    check_limit(limit), check_limit(offset, "offset")
+    limit, offset = check_limit(limit), check_limit(offset, "offset")
     where = where_of(user_id=scope.user_id, **conditions)
     yield from flows.ready(rt)
     return (yield from transact(plain.listing, scope.tenant_id, where, limit=limit, offset=offset, single=True))
@@ -298,7 +297,7 @@ def delete_all(rt: Runtime, scope: Scope, given: Any = None) -> Flow[int]:
     yield from flows.ready(rt)
     for query in rt.all_pending():
         if query.scope.tenant_id == scope.tenant_id and query.scope.user_id == scope.user_id:
-            rt.settle(scope.tenant_id, query.session_id, [query])
+            rt.settle(query.scope, query.session_id, [query])
     return (yield from transact(edits.delete_user, scope.tenant_id, scope.user_id, given=given))
 
 

@@ -10,22 +10,23 @@ import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from pgmem_core import asking, flows
+from pgmem_core import asking, believing, flows
 from pgmem_core.database.embedded import EmbeddedPostgres
 from pgmem_core.database.engine import Database
 from pgmem_core.effects import arun, blocking, run
+from pgmem_core.facts import Fact
 from pgmem_core.formation import worker
 from pgmem_core.formation.worker import FormReport, Worker
 from pgmem_core.models.adapters import as_embedder
 from pgmem_core.runtime import Runtime
-from pgmem_core.session import AsyncSession, Session
+from pgmem_core.sessions import AsyncSessions, Sessions
 from pgmem_core.settings import Settings, make_settings
-from pgmem_core.types import MemoryText, ScoredMemory, SessionInfo, Turn
+from pgmem_core.types import MemoryText, ScoredMemory, SubjectRef, Turn
 
 __all__ = ["AsyncPgMem", "PgMem"]
 
@@ -204,18 +205,46 @@ class PgMem(_Base):
             asking.delete_all(self._rt, asking.scope_of(group_id, user_id, None, None), connection), self._rt.database
         )
 
-    def history(self, memory_id: str | uuid.UUID, *, group_id: str = "default") -> list[dict[str, Any]]:
-        """Return what happened to a memory, oldest first."""
-        return run(asking.history(self._rt, group_id, memory_id), self._rt.database)
+    def facts(
+        self,
+        subject: SubjectRef | None = None,
+        predicate: str | None = None,
+        *,
+        user_id: str | None = None,
+        group_id: str = "default",
+        valid_at: datetime | None = None,
+        known_at: datetime | None = None,
+    ) -> list[Fact]:
+        """Return the facts about a subject, or in a user's memory, that hold.
+
+        `valid_at`: that held then; `known_at`: as they were believed then (aware datetimes; default now). The two
+        clocks are independent: what was true in May, as we knew it in June.
+        """
+        return run(believing.facts(
+            self._rt, group_id, subject=subject, user_id=user_id, predicate=predicate, valid_at=valid_at,
+            known_at=known_at,
+        ), self._rt.database)  # fmt: skip
+
+    @overload
+    def history(self, target: str | uuid.UUID, *, group_id: str = "default") -> list[dict[str, Any]]: ...
+
+    @overload
+    def history(self, target: SubjectRef, predicate: str | None = None, *, group_id: str = "default") -> list[Fact]: ...
+
+    def history(
+        self, target: str | uuid.UUID | SubjectRef, predicate: str | None = None, *, group_id: str = "default"
+    ) -> list[dict[str, Any]] | list[Fact]:
+        """Return what happened to a memory (its id), or everything ever believed about a subject, oldest first."""
+        if isinstance(target, SubjectRef):
+            return run(believing.history(self._rt, group_id, target, predicate), self._rt.database)
+        return run(asking.history(self._rt, group_id, target), self._rt.database)
 
     def flush(self) -> None:
         """Wait until every query that was compiled is durable."""
         self._flush()
 
     def _flush(self) -> None:
-        for query in self._rt.all_pending():
-            run(flows.write_query(self._rt, query), self._rt.database)
-            self._rt.settle(query.scope.tenant_id, query.session_id, [query])
+        run(flows.write_queries(self._rt, self._rt.all_pending()), self._rt.database)
 
     def close(self) -> None:
         """Stop the worker, finish what is under way, close the connections, leave the embedded server."""
@@ -324,13 +353,38 @@ class AsyncPgMem(_Base):
             asking.delete_all(self._rt, asking.scope_of(group_id, user_id, None, None), connection), self._rt.database
         )
 
-    async def history(self, memory_id: str | uuid.UUID, *, group_id: str = "default") -> list[dict[str, Any]]:
-        return await arun(asking.history(self._rt, group_id, memory_id), self._rt.database)
+    async def facts(
+        self,
+        subject: SubjectRef | None = None,
+        predicate: str | None = None,
+        *,
+        user_id: str | None = None,
+        group_id: str = "default",
+        valid_at: datetime | None = None,
+        known_at: datetime | None = None,
+    ) -> list[Fact]:
+        return await arun(believing.facts(
+            self._rt, group_id, subject=subject, user_id=user_id, predicate=predicate, valid_at=valid_at,
+            known_at=known_at,
+        ), self._rt.database)  # fmt: skip
+
+    @overload
+    async def history(self, target: str | uuid.UUID, *, group_id: str = "default") -> list[dict[str, Any]]: ...
+
+    @overload
+    async def history(
+        self, target: SubjectRef, predicate: str | None = None, *, group_id: str = "default"
+    ) -> list[Fact]: ...
+
+    async def history(
+        self, target: str | uuid.UUID | SubjectRef, predicate: str | None = None, *, group_id: str = "default"
+    ) -> list[dict[str, Any]] | list[Fact]:
+        if isinstance(target, SubjectRef):
+            return await arun(believing.history(self._rt, group_id, target, predicate), self._rt.database)
+        return await arun(asking.history(self._rt, group_id, target), self._rt.database)
 
     async def flush(self) -> None:
-        for query in self._rt.all_pending():
-            await arun(flows.write_query(self._rt, query), self._rt.database)
-            self._rt.settle(query.scope.tenant_id, query.session_id, [query])
+        await arun(flows.write_queries(self._rt, self._rt.all_pending()), self._rt.database)
 
     async def close(self) -> None:
         await arun(blocking(self._settle), self._rt.database)
@@ -346,135 +400,3 @@ class AsyncPgMem(_Base):
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-class Sessions:
-    """`mem.session`: create, open (get or create), get, list."""
-
-    def __init__(self, rt: Runtime) -> None:
-        self._rt = rt
-
-    def create(
-        self,
-        session_id: str | None = None,
-        *,
-        user_id: str | None = None,
-        group_id: str = "default",
-        agent_id: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        connection: Any = None,
-    ) -> Session:
-        """Create a session and return it; an id is minted (UUIDv7) if none is given.
-
-        Without user_id the session is a scope of its own: it recalls itself only. Raises: Conflict if it exists.
-        """
-        key = asking.session_key(session_id, group_id=group_id, user_id=user_id, agent_id=agent_id)
-        return Session(
-            self._rt,
-            run(asking.open_session(self._rt, key, metadata, create_only=True, given=connection), self._rt.database),
-        )
-
-    def open(
-        self,
-        session_id: str,
-        *,
-        user_id: str | None = None,
-        group_id: str = "default",
-        agent_id: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        connection: Any = None,
-    ) -> Session:
-        """Get the session, or create it. Raises: Conflict if it is another user's."""
-        key = asking.session_key(asking.check_id(session_id, "session_id"), group_id=group_id, user_id=user_id,
-                                 agent_id=agent_id)  # fmt: skip
-        return Session(
-            self._rt,
-            run(asking.open_session(self._rt, key, metadata, create_only=False, given=connection), self._rt.database),
-        )
-
-    def get(self, session_id: str, *, group_id: str = "default", user_id: str | None = None) -> Session:
-        """Get a stored session. Raises: NotFound, also where user_id is given and it is another user's."""
-        return Session(
-            self._rt,
-            run(
-                asking.get_session(self._rt, session_id, group_id=group_id, user_id=user_id),
-                self._rt.database,
-            ),
-        )
-
-    def list(
-        self, *, user_id: str | None = None, group_id: str = "default", limit: int = 100, offset: int = 0
-    ) -> list[SessionInfo]:
-        """Return sessions of a user (or of the whole group), newest first."""
-        return run(
-            asking.list_sessions(self._rt, group_id=group_id, user_id=user_id, limit=limit, offset=offset),
-            self._rt.database,
-        )
-
-    def end(self, session_id: str, *, group_id: str = "default") -> SessionInfo:
-        """Mark a session ended. Raises: NotFound."""
-        return self.get(session_id, group_id=group_id).end()
-
-
-class AsyncSessions:
-    """`Sessions` to await; see there."""
-
-    def __init__(self, rt: Runtime) -> None:
-        self._rt = rt
-
-    async def create(
-        self,
-        session_id: str | None = None,
-        *,
-        user_id: str | None = None,
-        group_id: str = "default",
-        agent_id: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        connection: Any = None,
-    ) -> AsyncSession:
-        key = asking.session_key(session_id, group_id=group_id, user_id=user_id, agent_id=agent_id)
-        return AsyncSession(
-            self._rt,
-            await arun(
-                asking.open_session(self._rt, key, metadata, create_only=True, given=connection), self._rt.database
-            ),
-        )
-
-    async def open(
-        self,
-        session_id: str,
-        *,
-        user_id: str | None = None,
-        group_id: str = "default",
-        agent_id: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        connection: Any = None,
-    ) -> AsyncSession:
-        key = asking.session_key(asking.check_id(session_id, "session_id"), group_id=group_id, user_id=user_id,
-                                 agent_id=agent_id)  # fmt: skip
-        return AsyncSession(
-            self._rt,
-            await arun(
-                asking.open_session(self._rt, key, metadata, create_only=False, given=connection), self._rt.database
-            ),
-        )
-
-    async def get(self, session_id: str, *, group_id: str = "default", user_id: str | None = None) -> AsyncSession:
-        return AsyncSession(
-            self._rt,
-            await arun(
-                asking.get_session(self._rt, session_id, group_id=group_id, user_id=user_id),
-                self._rt.database,
-            ),
-        )
-
-    async def list(
-        self, *, user_id: str | None = None, group_id: str = "default", limit: int = 100, offset: int = 0
-    ) -> list[SessionInfo]:
-        return await arun(
-            asking.list_sessions(self._rt, group_id=group_id, user_id=user_id, limit=limit, offset=offset),
-            self._rt.database,
-        )
-
-    async def end(self, session_id: str, *, group_id: str = "default") -> SessionInfo:
-        return await (await self.get(session_id, group_id=group_id)).end()

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
 from pgmem_core.tokens import count_message, count_tokens
-from pgmem_core.types import CompiledContext, Item, ScoredMemory, Section, Turn
+from pgmem_core.types import CompiledContext, Item, ScoredMemory, Section, Standing, Turn
 
 __all__ = ["TIERS", "ContextInput", "compile", "fence", "repair", "within"]
 
@@ -27,6 +29,9 @@ PREAMBLE = (
 NO_RESULT = "(no result was recorded for this tool call)"
 # A recalled item longer than this share of the recall budget is cut: one long turn must not crowd out the rest.
 _LONGEST_SHARE = 0.5
+# Whatever some reader takes for the end of a line (as `str.splitlines` does), a carriage return first of all.
+_LINE_END = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
+_MOST_NAME_CHARS = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,10 @@ class ContextInput:
     least_share: float  # of the best item's score, below which an item is not worth its tokens
     timings: Mapping[str, float]
     notes: Sequence[str] = field(default_factory=tuple)
+    facts: Sequence[Standing] = ()
+    execution: Sequence[Standing] = ()
+    prefix_at: datetime | None = None  # facts recorded later ride in the tail
+    prefix_tokens: int = 400
 
 
 def compile(given: ContextInput) -> CompiledContext:
@@ -57,7 +66,9 @@ def compile(given: ContextInput) -> CompiledContext:
     """
     notes = list(given.notes)
     prefix = _prefix(given.instructions)
-    fixed = _message_cost(prefix["content"])
+    standing, newer = _standing(given.facts, given.prefix_at, given.prefix_tokens)
+    known = _data("facts", standing)
+    fixed = _message_cost(prefix["content"]) + (_message_cost(known["content"]) if known else 0)
     query_cost = 0 if given.query is None else count_message(given.query)
     left = given.budget_tokens - fixed - query_cost
 
@@ -66,21 +77,29 @@ def compile(given: ContextInput) -> CompiledContext:
     newest = _newest_user(given.window, given.pinned) if given.query is None else None
     reserved = newest.token_count if newest else 0
     recall_budget = max(0, min(given.recall_tokens, left - reserved))
-    episodic = _recalled(given.recalled, recall_budget, given.recall_items, given.least_share, given.pinned, notes)
-    tail = _tail(episodic, external)
+    shown = {item.id for item in standing}
+    fresh = _whole(newer, recall_budget // 2)
+    recall_budget -= sum(item.token_count for item in fresh)
+    shown |= {item.id for item in fresh}
+    recalled = [memory for memory in given.recalled if memory.id not in shown]
+    items = _recalled(recalled, recall_budget, given.recall_items, given.least_share, given.pinned, notes)
+    doing = _whole(given.execution, max(0, min(given.recall_tokens, left - reserved)), "what this session is doing")
+    found = [*fresh, *(item for item in items if item.kind == "fact")]
+    episodic = [item for item in items if item.kind != "fact"]
+    tail = _tail(found, episodic, doing, external)
     tail_cost = 0 if tail is None else _message_cost(tail["content"])
     left = given.budget_tokens - fixed - query_cost - tail_cost
 
     window = _fit(given.pinned, given.window, left, keep=newest)
-    shown = {turn.id for turn in window}
-    dropped = sum(turn.id not in shown for turn in given.window)
+    kept = {turn.id for turn in window}
+    dropped = sum(turn.id not in kept for turn in given.window)
     if dropped > 0:
         notes.append(f"{dropped} older turns of the window left out: over the budget of {given.budget_tokens} tokens")
-    head = [prefix, *repair([turn.as_message() for turn in window])]
+    head = [prefix, *([known] if known else []), *repair([turn.as_message() for turn in window])]
     messages = list(head)
     if tail is not None:
         # The data stands just before the query, also where the query is the window's last turn.
-        at = len(messages) - (1 if given.query is None and _ends_with_user(messages) else 0)
+        at = len(messages) - (1 if given.query is None and newest and _ends_with_user(messages) else 0)
         messages.insert(at, tail)
         head = messages[:at]
     if given.query is not None:
@@ -88,8 +107,11 @@ def compile(given: ContextInput) -> CompiledContext:
     total = fixed + query_cost + tail_cost + sum(turn.token_count for turn in window)
     if total > given.budget_tokens:
         notes.append(f"{total} tokens, over the budget of {given.budget_tokens}: the query alone is that long")
+    stable = prefix["content"] + ("\n" + known["content"] if known else "")
     sections = {tier: Section(tier) for tier in TIERS}
     sections["working"] = Section("working", tuple(_turn_item(turn) for turn in window))
+    sections["semantic"] = Section("semantic", (*standing, *found))
+    sections["execution"] = Section("execution", tuple(doing))
     sections["episodic"] = Section("episodic", tuple(episodic))
     sections["external"] = Section("external", tuple(external))
     return CompiledContext(
@@ -97,7 +119,7 @@ def compile(given: ContextInput) -> CompiledContext:
         sections=sections,
         token_count=total,
         budget_tokens=given.budget_tokens,
-        prefix_hash=hashlib.sha256(prefix["content"].encode("utf-8", "surrogatepass")).hexdigest(),
+        prefix_hash=hashlib.sha256(stable.encode("utf-8", "surrogatepass")).hexdigest(),
         timings=given.timings,
         notes=tuple(notes),
         query_id=given.query_id,
@@ -132,9 +154,14 @@ def fence(kind: str, body: str) -> str:
 
 
 def _line(memory: ScoredMemory, text: str) -> str:
-    who = memory.name or memory.role or memory.kind
-    # Indented continuation: a stored line cannot pose as an entry, a role or a fence of its own.
-    return f"- [{memory.created_at:%Y-%m-%d}] {who}: " + text.replace("\n", "\n  ")
+    # Names and kinds are the caller's text too: one line, and not a long one.
+    who = " ".join((memory.name or memory.role or memory.kind)[: 4 * _MOST_NAME_CHARS].split())[:_MOST_NAME_CHARS]
+    return f"- [{memory.created_at:%Y-%m-%d}] {who}: {_indented(text)}"
+
+
+def _indented(text: str) -> str:
+    """Return text whose further lines are indented: no line of it can pose as an entry, a role or a fence."""
+    return _LINE_END.sub("\n  ", text)
 
 
 def _recalled(
@@ -186,7 +213,7 @@ def _cut(text: str, tokens: int) -> str:
 def _external(injected: Sequence[str], left: int, notes: list[str]) -> list[Item]:
     items, spent = [], 0
     for number, text in enumerate(injected, start=1):
-        line = "- " + text.replace("\n", "\n  ")
+        line = f"- {_indented(text)}"
         cost = count_tokens(line) + 1
         if spent + cost > left:
             notes.append(f"injected_context entry {number} left out: {cost} tokens, over the budget")
@@ -197,14 +224,53 @@ def _external(injected: Sequence[str], left: int, notes: list[str]) -> list[Item
     return items
 
 
-def _tail(episodic: Sequence[Item], external: Sequence[Item]) -> dict[str, Any] | None:
-    parts = []
-    if episodic:
-        # Told in the order it happened, which reads better than by score.
-        told = sorted(episodic, key=lambda item: (item.created_at, item.session_id or "", item.seq or 0, item.id))
-        parts.append(fence("recalled", "\n".join(item.text for item in told)))
-    if external:
-        parts.append(fence("current-state", "\n".join(item.text for item in external)))
+def _standing(facts: Sequence[Standing], prefix_at: datetime | None, budget: int) -> tuple[list[Item], list[Standing]]:
+    """Return the facts of the stable prefix, and those learnt since it was last rendered.
+
+    Which ones fit depends on the facts alone, so the same memory gives the same bytes.
+    """
+    old = [fact for fact in facts if prefix_at is None or fact.at <= prefix_at]
+    return _whole(old, budget), [fact for fact in facts if prefix_at is not None and fact.at > prefix_at]
+
+
+def _whole(entries: Sequence[Standing], budget: int, why: str = "stands") -> list[Item]:
+    items, spent = [], 0
+    for entry in entries:
+        line = "- " + entry.text.replace("\n", "\n  ")
+        cost = count_tokens(line) + 1
+        if spent + cost > budget:
+            continue
+        spent += cost
+        said = f" (said by {entry.authority})" if entry.authority else ""
+        items.append(
+            Item(
+                id=entry.id, text=line, token_count=cost, created_at=entry.at, score=entry.confidence, why=why + said,
+                kind="fact" if entry.authority else "execution", session_id=entry.session_id,
+            )
+        )  # fmt: skip
+    return items
+
+
+def _data(kind: str, items: Sequence[Item]) -> dict[str, Any] | None:
+    """Memory is data: a message of the user's role, never of a higher one."""
+    return {"role": "user", "content": fence(kind, "\n".join(item.text for item in items))} if items else None
+
+
+def _tail(
+    facts: Sequence[Item], episodic: Sequence[Item], doing: Sequence[Item], external: Sequence[Item]
+) -> dict[str, Any] | None:
+    # Told in the order it happened, which reads better than by score.
+    told = sorted(episodic, key=lambda item: (item.created_at, item.session_id or "", item.seq or 0, item.id))
+    parts = [
+        fence(kind, "\n".join(item.text for item in items))
+        for kind, items in (
+            ("newer-facts", facts),
+            ("recalled", told),
+            ("working-state", doing),
+            ("current-state", external),
+        )
+        if items
+    ]
     return {"role": "user", "content": "\n".join(parts)} if parts else None
 
 
@@ -271,13 +337,16 @@ def repair(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     A result that came late moves behind its call, one that never came is said to be missing, a result without
     its call is left out. What is stored stays as it is.
     """
-    results = {
-        message["tool_call_id"]: message
-        for message in messages
-        if message["role"] == "tool" and message.get("tool_call_id")
-    }
+    # Some models count their calls anew in every reply ("0", "1"): a result belongs to the last call of its id.
+    results: dict[tuple[int, str], dict[str, Any]] = {}
+    called: dict[str, int] = {}
+    for place, message in enumerate(messages):
+        called.update((call["id"], place) for call in message.get("tool_calls") or () if call.get("id") is not None)
+        call_id = message.get("tool_call_id")
+        if message["role"] == "tool" and call_id in called:
+            results[called[call_id], call_id] = message
     repaired: list[dict[str, Any]] = []
-    for message in messages:
+    for place, message in enumerate(messages):
         if message["role"] == "tool":
             if not message.get("tool_call_id"):
                 repaired.append(message)
@@ -287,7 +356,7 @@ def repair(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             call_id = call.get("id")
             if call_id is not None:
                 missing = {"role": "tool", "content": NO_RESULT, "tool_call_id": call_id}
-                repaired.append(results.get(call_id, missing))
+                repaired.append(results.get((place, call_id), missing))
     return repaired
 
 

@@ -30,6 +30,7 @@ __all__ = [
     "Status",
     "Tombstone",
     "check_subject",
+    "fact_text",
     "outranks",
     "render_value",
     "strength",
@@ -194,3 +195,10 @@ def render_value(value: Any) -> str:
     if isinstance(value, str):
         return " ".join(value.split())
     return dumps(encode_json(value, where="value"))
+
+
+def fact_text(subject: SubjectRef, predicate: str, value: Any, user_id: str) -> str:
+    """Return the fact as one line of plain words: "lives in: Porto", with the subject where it is not the user."""
+    words = predicate.replace("_", " ").replace(".", " ")
+    own = subject.kind == "user" and subject.identifier == user_id
+    return f"{words}: {render_value(value)}" if own else f"{subject.identifier} {words}: {render_value(value)}"

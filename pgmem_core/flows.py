@@ -6,7 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pgmem_core import context, tokens
@@ -15,6 +15,7 @@ from pgmem_core.database import migrate
 from pgmem_core.database.migrate import Model
 from pgmem_core.effects import EmbedTimeout, Flow, blocking, embed, run, transact
 from pgmem_core.errors import Conflict, DimensionMismatch, EmbeddingError, InvalidArgument, MissingExtra, NotFound
+from pgmem_core.ids import new_id
 from pgmem_core.models.vectors import check_vector
 from pgmem_core.protocols import Vectors
 from pgmem_core.retrieval import hybrid, lexical
@@ -24,7 +25,17 @@ from pgmem_core.tiers.plain import Where
 from pgmem_core.turns import is_blank, new_turn
 from pgmem_core.types import CompiledContext, NewTurn, Scope, ScoredMemory, Turn
 
-__all__ = ["SessionKey", "add_turns", "compile_context", "ready", "search", "setup", "store_model"]
+__all__ = [
+    "SessionKey",
+    "add_turns",
+    "compile_context",
+    "ready",
+    "search",
+    "setup",
+    "store_model",
+    "write_queries",
+    "write_query",
+]
 
 log = logging.getLogger(__name__)
 
@@ -135,18 +146,34 @@ def add_turns(rt: Runtime, key: SessionKey, turns: Sequence[dict[str, Any]], *, 
         except TypeError as exc:
             raise InvalidArgument(f"turn {number + 1} of {len(turns)}: {exc}") from exc
     yield from ready(rt)
-    before = rt.pending(key.scope.tenant_id, key.session_id)
-    stored = yield from transact(
-        working.append, key.scope, key.session_id, [query.turn for query in before] + new,
-        create=key.create or any(query.create for query in before), single=True, given=given,
-    )  # fmt: skip
+    before = rt.pending(key.scope, key.session_id)
+    create = key.create or any(query.create for query in before)
+    try:
+        stored = yield from transact(
+            working.append, key.scope, key.session_id, [query.turn for query in before] + new, create=create,
+            single=True, given=given,
+        )  # fmt: skip
+    except Conflict:
+        if not before or given is not None:
+            raise
+        # Perhaps a query's id is in use elsewhere, which must not stand in the way of every write to come.
+        yield from write_queries(rt, before)
+        stored = yield from transact(
+            working.append, key.scope, key.session_id, new, create=create, single=True, given=given
+        )
     if given is None:  # on the caller's transaction it may still roll back
-        rt.settle(key.scope.tenant_id, key.session_id, before)
+        rt.settle(key.scope, key.session_id, before)
     else:
         for query in before:
             query.handed = True
     rt.wake()
-    return [_as_turn(key.session_id, turn, result) for turn, result in zip(new, stored[len(before) :], strict=True)]
+    stored = stored[len(stored) - len(new) :]
+    # An id given again returns the turn it was first given for, whatever is said this time.
+    again = [uuid.UUID(one[0]) for turn, one in zip(new, stored, strict=True) if turn.given_id and not one[3]]
+    first: dict[str, Turn] = {}
+    if again:
+        first = yield from transact(working.by_ids, key.scope.tenant_id, again, single=True, given=given)
+    return [first.get(one[0]) or _as_turn(key.session_id, turn, one) for turn, one in zip(new, stored, strict=True)]
 
 
 def _as_turn(session_id: str, turn: NewTurn, stored: working.Stored) -> Turn:
@@ -164,8 +191,32 @@ def write_query(rt: Runtime, query: PendingQuery) -> Flow[None]:
     yield from ready(rt)
     if not rt.is_pending(query):
         return
-    yield from transact(working.append, query.scope, query.session_id, [query.turn], create=query.create, single=True)
+    for attempt in (1, 2):
+        try:
+            yield from transact(
+                working.append, query.scope, query.session_id, [query.turn], create=query.create, single=True
+            )
+            break
+        except NotFound as exc:
+            rt.settle(query.scope, query.session_id, [query])  # nothing will bring the session back
+            log.warning("a query was not stored, its session is gone: %s", exc)
+            return
+        except Conflict as exc:
+            if attempt == 2 or not query.turn.given_id:
+                rt.settle(query.scope, query.session_id, [query])
+                log.warning("a query was not stored: %s", exc)
+                return
+            # What was said is kept, the caller's id for it cannot be.
+            log.warning("a query is stored under an id of its own: %s", exc)
+            query.turn = replace(query.turn, id=new_id(), given_id=False)
     rt.wake()
+
+
+def write_queries(rt: Runtime, queries: Sequence[PendingQuery]) -> Flow[None]:
+    """Make pending queries durable, in order."""
+    for query in queries:
+        yield from write_query(rt, query)
+        rt.settle(query.scope, query.session_id, [query])
 
 
 # -- the read --------------------------------------------------------------------------------------------------
@@ -195,13 +246,8 @@ def compile_context(rt: Runtime, request: ContextRequest) -> Flow[CompiledContex
     body: Content = "" if request.query is None else read_content(request.query)
     text = searchable_text(body)
     yield from ready(rt)
-    waiting = [query for query in rt.pending(key.scope.tenant_id, key.session_id) if not query.handed]
-    if waiting:  # asked again before the last query was written: it must be in this window, in its order
-        yield from transact(
-            working.append, key.scope, key.session_id, [query.turn for query in waiting],
-            create=any(query.create for query in waiting), single=True,
-        )  # fmt: skip
-        rt.settle(key.scope.tenant_id, key.session_id, waiting)
+    # Asked again before the last query was written: it must be in this window, in its order.
+    yield from write_queries(rt, [query for query in rt.pending(key.scope, key.session_id) if not query.handed])
 
     notes: list[str] = []
     timings: dict[str, float] = {}
@@ -223,7 +269,7 @@ def compile_context(rt: Runtime, request: ContextRequest) -> Flow[CompiledContex
         )
 
     compiling = time.perf_counter()
-    asked = not is_blank(text) or isinstance(body, list)
+    asked = not is_blank(text) or (isinstance(body, list) and bool(body))
     last = found.window[-1] if found.window else None
     same = asked and last is not None and last.role == "user" and last.content == body
     query_id = None
@@ -250,6 +296,10 @@ def compile_context(rt: Runtime, request: ContextRequest) -> Flow[CompiledContex
             least_share=0.0 if request.floor is None else _LEAST_SHARE,
             timings=timings,
             notes=notes,
+            facts=found.facts,
+            execution=found.execution,
+            prefix_at=found.prefix_at,
+            prefix_tokens=min(settings.prefix_tokens, request.budget_tokens // 8),
         )
     )
     timings["compile_ms"] = _ms(compiling)
@@ -265,7 +315,7 @@ def _window_tokens(rt: Runtime, request: ContextRequest) -> int:
     # Constant from turn to turn, whatever the query's length, so that the window starts at the same turn.
     budget = request.budget_tokens
     prefix = min(rt.settings.prefix_tokens, budget // 8)
-    return max(budget // 4, budget - prefix - request.recall_tokens - budget // 8)
+    return max(1, budget // 4, budget - prefix - request.recall_tokens - budget // 8)
 
 
 def _pending_query(

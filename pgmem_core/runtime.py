@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 from pgmem_core.database.engine import Database
@@ -60,8 +61,8 @@ class Runtime:
         self._own_embedder = embedder is not None
         self.ready = False
         self.models: dict[str, Model] = {}
-        self._queries: OrderedDict[tuple[str, str], Vectors] = OrderedDict()
-        self._pending: dict[tuple[str, str], list[PendingQuery]] = {}
+        self._queries: OrderedDict[tuple[str, str | bytes], Vectors] = OrderedDict()
+        self._pending: dict[tuple[str, str, str], list[PendingQuery]] = {}
         self._lock = threading.Lock()
         self._beside: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
@@ -89,7 +90,7 @@ class Runtime:
     # -- query vectors ---------------------------------------------------------------------------------------
 
     def cached_query(self, text: str) -> Vectors | None:
-        key = (self.embedder.model, text)
+        key = (self.embedder.model, _cache_key(text))
         self._check_fork()
         with self._lock:
             vector = self._queries.get(key)
@@ -100,16 +101,16 @@ class Runtime:
     def cache_query(self, text: str, vector: Vectors) -> None:
         self._check_fork()
         with self._lock:
-            self._queries[(self.embedder.model, text)] = vector
+            self._queries[(self.embedder.model, _cache_key(text))] = vector
             while len(self._queries) > _QUERY_CACHE:
                 self._queries.popitem(last=False)
 
     # -- queries on their way to becoming turns --------------------------------------------------------------
 
-    def pending(self, tenant_id: str, session_id: str) -> list[PendingQuery]:
-        """Return the queries of a session that are not durable yet, oldest first; forget the durable ones."""
+    def pending(self, scope: Scope, session_id: str) -> list[PendingQuery]:
+        """Return the queries of a user's session that are not durable yet, oldest first; forget the durable ones."""
         self._check_fork()
-        key = (tenant_id, session_id)
+        key = _pending_key(scope, session_id)
         with self._lock:
             waiting = [query for query in self._pending.get(key, ()) if not query.durable]
             if waiting:
@@ -121,21 +122,22 @@ class Runtime:
     def add_pending(self, query: PendingQuery) -> None:
         self._check_fork()
         with self._lock:
-            self._pending.setdefault((query.scope.tenant_id, query.session_id), []).append(query)
+            self._pending.setdefault(_pending_key(query.scope, query.session_id), []).append(query)
 
     def is_pending(self, query: PendingQuery) -> bool:
         with self._lock:
-            return query in self._pending.get((query.scope.tenant_id, query.session_id), ())
+            return query in self._pending.get(_pending_key(query.scope, query.session_id), ())
 
-    def settle(self, tenant_id: str, session_id: str, queries: list[PendingQuery]) -> None:
-        """Forget queries that another write made durable."""
+    def settle(self, scope: Scope, session_id: str, queries: list[PendingQuery]) -> None:
+        """Forget queries that another write made durable, or that nobody may write any more."""
         self._check_fork()
+        key = _pending_key(scope, session_id)
         with self._lock:
-            left = [q for q in self._pending.get((tenant_id, session_id), ()) if q not in queries]
+            left = [q for q in self._pending.get(key, ()) if q not in queries]
             if left:
-                self._pending[(tenant_id, session_id)] = left
+                self._pending[key] = left
             else:
-                self._pending.pop((tenant_id, session_id), None)
+                self._pending.pop(key, None)
 
     def all_pending(self) -> list[PendingQuery]:
         self._check_fork()
@@ -169,6 +171,16 @@ class Runtime:
             self._lock = threading.Lock()
             self._beside = None
             self._pending = {}  # the parent's to write
+
+
+def _pending_key(scope: Scope, session_id: str) -> tuple[str, str, str]:
+    # With the user: two may ask in a session of one name before the first of them has made it his.
+    return scope.tenant_id, scope.user_id, session_id
+
+
+def _cache_key(text: str) -> str | bytes:
+    # A query of a million characters must not stay in memory because its vector does.
+    return text if len(text) <= 256 else blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).digest()
 
 
 def _log_failure(future: Future[Any]) -> None:

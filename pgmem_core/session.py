@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from pgmem_core import asking
+from pgmem_core import asking, believing
+from pgmem_core.believing import EvidenceLike
+from pgmem_core.doing import AsyncExecution, Execution
 from pgmem_core.effects import arun, run
-from pgmem_core.types import CompiledContext, ScoredMemory, SessionInfo, Turn
+from pgmem_core.facts import Fact
+from pgmem_core.types import Authority, CompiledContext, ScoredMemory, SessionInfo, SubjectRef, Turn
 
 if TYPE_CHECKING:
     from pgmem_core.flows import SessionKey
@@ -46,6 +49,11 @@ class _Base:
 
 class Session(_Base):
     """One thread of conversation. Made by `mem.session.create`, `open` or `get`."""
+
+    @property
+    def execution(self) -> Execution:
+        """What the agent is doing right now: keyed, of this session only."""
+        return Execution(self._rt, self._key)
 
     def compile_context(
         self,
@@ -114,6 +122,78 @@ class Session(_Base):
         """
         return run(asking.add_turns(self._rt, self._key, turns, connection), self._rt.database)
 
+    def observe(
+        self,
+        predicate: str,
+        value: Any,
+        *,
+        subject: SubjectRef | None = None,
+        authority: Authority | str = Authority.agent,
+        evidence: Sequence[EvidenceLike] | EvidenceLike = (),
+        valid_from: datetime | None = None,
+        valid_to: datetime | None = None,
+        confidence: float | None = None,
+        single_valued: bool | None = None,
+        explicit: bool = False,
+        connection: Any = None,
+    ) -> Fact | None:
+        """Record what is true about a subject (default: this session's user), and return the fact that stands for it.
+
+        A value said again confirms; another value of a single-valued predicate closes the old one's valid time ("it
+        was true"), unless a stronger authority said the old one, which leaves the new one contested. `authority`:
+        who said so; `evidence`: turns, `Evidence`, or the name of a source. `value`: any JSON value up to 4 kB.
+        `explicit`: brings a rejected value back, if the authority is that of the rejection or higher. Returns None
+        if the value stays rejected. Raises: InvalidArgument, NotFound (evidence that is not there).
+        """
+        return run(believing.observe(
+            self._rt, self._key, predicate, value, action="assert", subject=subject, authority=authority,
+            evidence=evidence, valid_from=valid_from, valid_to=valid_to, confidence=confidence,
+            single_valued=single_valued, explicit=explicit, given=connection,
+        ), self._rt.database)  # fmt: skip
+
+    def correct(
+        self,
+        predicate: str,
+        value: Any,
+        *,
+        subject: SubjectRef | None = None,
+        authority: Authority | str = Authority.agent,
+        evidence: Sequence[EvidenceLike] | EvidenceLike = (),
+        replaces: Any = None,
+        valid_from: datetime | None = None,
+        valid_to: datetime | None = None,
+        confidence: float | None = None,
+        single_valued: bool | None = None,
+        connection: Any = None,
+    ) -> Fact | None:
+        """Say that an earlier value was wrong, and what is right: the old one closes in transaction time ("we should
+        never have believed it") and stays dead. `replaces` names it; default: the standing value. Raises as `observe`.
+        """
+        return run(believing.observe(
+            self._rt, self._key, predicate, value, action="correct", subject=subject, authority=authority,
+            evidence=evidence, replaces=replaces, valid_from=valid_from, valid_to=valid_to, confidence=confidence,
+            single_valued=single_valued, given=connection,
+        ), self._rt.database)  # fmt: skip
+
+    def retract(
+        self,
+        predicate: str,
+        value: Any = None,
+        *,
+        subject: SubjectRef | None = None,
+        authority: Authority | str = Authority.agent,
+        evidence: Sequence[EvidenceLike] | EvidenceLike = (),
+        connection: Any = None,
+    ) -> Fact | None:
+        """Say that a value was never true, without another: it closes in transaction time and stays dead.
+
+        Returns the closed fact, or None if nobody had claimed it (it is kept dead all the same).
+        """
+        return run(believing.observe(
+            self._rt, self._key, predicate, value, action="retract", subject=subject, authority=authority,
+            evidence=evidence, given=connection,
+        ), self._rt.database)  # fmt: skip
+
     def turns(self, limit: int | None = None, *, before_seq: int | None = None) -> list[Turn]:
         """Return the last `limit` turns (all if None), oldest first; before_seq pages backwards."""
         return run(asking.turns(self._rt, self._key, limit, before_seq), self._rt.database)
@@ -151,6 +231,10 @@ class Session(_Base):
 
 class AsyncSession(_Base):
     """`Session` to await; see there."""
+
+    @property
+    def execution(self) -> AsyncExecution:
+        return AsyncExecution(self._rt, self._key)
 
     async def compile_context(
         self,
@@ -195,6 +279,63 @@ class AsyncSession(_Base):
 
     async def add_turns(self, turns: Sequence[Mapping[str, Any]], *, connection: Any = None) -> list[Turn]:
         return await arun(asking.add_turns(self._rt, self._key, turns, connection), self._rt.database)
+
+    async def observe(
+        self,
+        predicate: str,
+        value: Any,
+        *,
+        subject: SubjectRef | None = None,
+        authority: Authority | str = Authority.agent,
+        evidence: Sequence[EvidenceLike] | EvidenceLike = (),
+        valid_from: datetime | None = None,
+        valid_to: datetime | None = None,
+        confidence: float | None = None,
+        single_valued: bool | None = None,
+        explicit: bool = False,
+        connection: Any = None,
+    ) -> Fact | None:
+        return await arun(believing.observe(
+            self._rt, self._key, predicate, value, action="assert", subject=subject, authority=authority,
+            evidence=evidence, valid_from=valid_from, valid_to=valid_to, confidence=confidence,
+            single_valued=single_valued, explicit=explicit, given=connection,
+        ), self._rt.database)  # fmt: skip
+
+    async def correct(
+        self,
+        predicate: str,
+        value: Any,
+        *,
+        subject: SubjectRef | None = None,
+        authority: Authority | str = Authority.agent,
+        evidence: Sequence[EvidenceLike] | EvidenceLike = (),
+        replaces: Any = None,
+        valid_from: datetime | None = None,
+        valid_to: datetime | None = None,
+        confidence: float | None = None,
+        single_valued: bool | None = None,
+        connection: Any = None,
+    ) -> Fact | None:
+        return await arun(believing.observe(
+            self._rt, self._key, predicate, value, action="correct", subject=subject, authority=authority,
+            evidence=evidence, replaces=replaces, valid_from=valid_from, valid_to=valid_to, confidence=confidence,
+            single_valued=single_valued, given=connection,
+        ), self._rt.database)  # fmt: skip
+
+    async def retract(
+        self,
+        predicate: str,
+        value: Any = None,
+        *,
+        subject: SubjectRef | None = None,
+        authority: Authority | str = Authority.agent,
+        evidence: Sequence[EvidenceLike] | EvidenceLike = (),
+        connection: Any = None,
+    ) -> Fact | None:
+        return await arun(believing.observe(
+            self._rt, self._key, predicate, value, action="retract", subject=subject, authority=authority,
+            evidence=evidence, given=connection,
+        ), self._rt.database)  # fmt: skip
 
     async def turns(self, limit: int | None = None, *, before_seq: int | None = None) -> list[Turn]:
         return await arun(asking.turns(self._rt, self._key, limit, before_seq), self._rt.database)

@@ -44,7 +44,10 @@ class Settings(BaseSettings):
     half_life_days: float = Field(default=30.0, gt=0, description="age at which half of the recency share is gone")
     recency_share: float = Field(default=0.10, ge=0, le=1, description="share of the score that age can take away")
     relevance_floor: float | None = Field(
-        default=None, ge=-1, le=1, description="best cosine plus a quarter of the words covered below which nothing is injected; None: the embedder's own"
+        default=None,
+        ge=-1,
+        le=1,
+        description="relevance below which nothing is injected; None: the embedder's own",
     )
 
     worker_poll_seconds: float = Field(default=1.0, gt=0)

@@ -48,6 +48,8 @@ _ROW_KEYS = {"session_id", "content", "embedding", "kind", "role", "metadata", "
 _GIVEN = "given"
 # Counting a scope costs 1 µs a record; the count only guards a choice of plans, so single adds count rarely.
 _STATS_EVERY = 64
+# Larger limits ("all of them": sys.maxsize) mean this one: eight times it must still be an integer of the server's.
+_MOST = 100_000_000
 
 
 def setup(rt: Runtime) -> Flow[None]:
@@ -202,7 +204,7 @@ def _store(
 
 def recent_turns(rt: Runtime, tenant_id: str, session_id: str, limit: int) -> Flow[list[MemoryText]]:
     """Return the last turns of a session, oldest first."""
-    check_limit(limit)
+    limit = check_limit(limit)
     tenant, session = check_id(tenant_id, "tenant_id"), check_id(session_id, "session_id")
     yield from _ready(rt)
     turns = yield from transact(working.recent, tenant, session, limit=limit, single=True)
@@ -216,10 +218,10 @@ def recent_turns(rt: Runtime, tenant_id: str, session_id: str, limit: int) -> Fl
 
 
 def check_limit(limit: object, name: str = "limit") -> int:
-    """Return a limit of at least 0. Raises: InvalidArgument."""
+    """Return a limit of at least 0, at most 100 million. Raises: InvalidArgument."""
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
         raise InvalidArgument(f"{name} must be a whole number of at least 0, got {limit!r}")
-    return limit
+    return min(limit, _MOST)
 
 
 def where_of(
@@ -263,7 +265,7 @@ def similar(
     """Return the nearest records, best first; [] for a blank text, or where no vector was ever stored."""
     where = where_of(kind=kind, **conditions)
     tenant = check_id(tenant_id, "tenant_id")
-    check_limit(limit)
+    limit = check_limit(limit)
     yield from _ready(rt)
     if isinstance(query, str):
         if is_blank(query) or limit == 0:

@@ -50,7 +50,10 @@ def check_time(value: datetime | None, name: str = "created_at") -> datetime | N
         raise InvalidArgument(
             f"{name} {value.isoformat()} has no timezone; pass an aware datetime, e.g. datetime.now(timezone.utc)"
         )
-    return value.astimezone(UTC)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidArgument(f"{name} {value.isoformat()} is outside the years 1 to 9999 in UTC") from None
 
 
 def check_role(role: object) -> str:

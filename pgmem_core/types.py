@@ -198,6 +198,18 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """A current fact, or an entry of execution memory, as the read brings it: what a prompt shows of it."""
+
+    id: str
+    text: str
+    at: datetime
+    authority: str | None = None
+    confidence: float | None = None
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """One tier's share of a compiled context."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -330,3 +331,24 @@ async def test_the_async_form_is_the_same() -> None:
     turns = [turn(0, "I live in Lisbon")]
     assert await EXTRACTOR.aextract(turns, []) == EXTRACTOR.extract(turns, [])
     assert at(0) == turns[0].created_at
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " " * 100_000 + "x",
+        "<memory " * 20_000,
+        "<memory id=a>" * 10_000,
+        "and I " * 15_000,
+        "“" * 50_000,
+        "I'm a " + "a " * 20_000,
+        "I live in " + "A " * 20_000,
+        "I work at A & " * 5_000,
+    ],
+    ids=lambda text: text[:14].strip() or "spaces",
+)
+def test_a_hostile_turn_costs_milliseconds(text: str) -> None:
+    """Unbounded, the second took 35 s and the first for ever; now each about 0.05 s."""
+    started = perf_counter()
+    read(text)
+    assert perf_counter() - started < 2

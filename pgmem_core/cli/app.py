@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 
 Dsn = Annotated[
-    str | None, typer.Option("--dsn", metavar="URL", help="Postgres to use [env: PGMEM_DSN].", show_default=False)
+    str | None, typer.Option("--dsn", metavar="URL", help="Postgres to use (or set PGMEM_DSN).", show_default=False)
 ]
 Folder = Annotated[
     Path | None,
@@ -28,7 +28,9 @@ Folder = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option("--embedder", metavar="NAME", help="For example openai:text-embedding-3-small [env: PGMEM_EMBEDDER]."),
+    typer.Option(
+        "--embedder", metavar="NAME", help="For example openai:text-embedding-3-small (or set PGMEM_EMBEDDER)."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

@@ -135,7 +135,7 @@ def _tell_questions(console: Console, result: dict[str, Any]) -> None:
         middle = sorted(one["milliseconds"] for one in questions)[len(questions) // 2]
         console.print(
             f"evidence found for {found} of {len(questions)} questions (all of it for {complete});"
-            f" prompts of {share:.0f} % of the whole transcript; {middle:.1f} ms each (slowest {slowest:.1f});"
+            f" prompts of {share:.1f} % of the whole transcript; {middle:.1f} ms each (slowest {slowest:.1f});"
             f" with the default relevance floor, which would rather show nothing, {floored} of {len(questions)}"
         )
 

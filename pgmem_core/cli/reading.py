@@ -52,7 +52,8 @@ def search(place: Place, query: str, *, user_id: str, group_id: str, k: int, flo
     console = output.console()
     console.print(f"memory: {where}", soft_wrap=True)
     if not found:
-        console.print(f"nothing for user {user_id!r} in group {group_id!r} (a floor may have held it back)")
+        why = "" if least is None else " (--floor may have held it back)"
+        console.print(f"nothing for user {user_id!r} in group {group_id!r}{why}", soft_wrap=True)
         return
     table = Table(box=None, padding=(0, 1, 0, 0), show_edge=False)
     for name in ("score", "session", "date"):

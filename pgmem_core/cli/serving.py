@@ -134,7 +134,7 @@ def work(place: Place, *, once: bool, as_json: bool) -> None:
 
 
 def _round(report: FormReport) -> str:
-    text = f"embedded {report.turns:,} turns, {report.sessions:,} sessions are up to date"
+    text = f"embedded {report.turns:,} turns, brought {report.sessions:,} sessions up to date"
     for session, error in list(report.errors.items())[:3]:
         text += f"; {session!r} failed: {output.shown(error)}"
     return text
@@ -232,7 +232,9 @@ def _tell(found: Health, where: str) -> None:
             f" {work.failing_sessions} failing"
         )
     if found.scopes is not None:
-        console.print(f"counts    {found.scopes.counted:,} users, oldest {_age(found.scopes.oldest_count_at)}")
+        console.print(
+            f"counts    of {found.scopes.counted:,} users, the oldest made {_age(found.scopes.oldest_count_at)}"
+        )
     for finding in found.findings:
         _tell_finding(console, finding)
     if not found.findings:

@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import psycopg
@@ -44,6 +44,8 @@ Operation = Callable[[Connection], T]
 
 # Engines of a parent process, kept so that no destructor of the child speaks on the parent's sockets.
 _inherited: list[object] = []
+# A loop keeps no reference to its tasks.
+_unfinished: set[asyncio.Future[None]] = set()
 
 
 def parse_dsn(dsn: str) -> dict[str, Any]:
@@ -257,7 +259,7 @@ class Database:
         for attempt in (1, 2, 3):
             try:
                 with self._faults():
-                    async with engine.connect() if single else engine.begin() as connection:
+                    async with _checked_out(engine) as connection, nullcontext() if single else connection.begin():
                         return await connection.run_sync(lambda inner: operation(self._pooled(inner)))
             except StoreUnavailable as exc:
                 if attempt == 3 or not await asyncio.to_thread(self._worth_retrying, exc):
@@ -307,6 +309,35 @@ class Database:
             f"connection= got {type(given).__module__}.{type(given).__name__}; the async client joins a SQLAlchemy"
             " AsyncConnection or AsyncSession (psycopg driver) or a psycopg.AsyncConnection"
         )
+
+
+@asynccontextmanager
+async def _checked_out(engine: AsyncEngine) -> AsyncIterator[SAAsyncConnection]:
+    """Yield a connection of the pool and give it back, also where the caller is cancelled while it is fetched.
+
+    SQLAlchemy awaits between taking a connection and handing it over (it sets autocommit): cancelled there, it is
+    left to the garbage collector, which throws it away and logs an error, one a cancelled call.
+    """
+    fetching = asyncio.ensure_future(_start(engine))
+    try:
+        connection = await asyncio.shield(fetching)
+    except asyncio.CancelledError:
+        _unfinished.add(giving_back := asyncio.ensure_future(_give_back(fetching)))
+        giving_back.add_done_callback(_unfinished.discard)
+        raise
+    try:
+        yield connection
+    finally:
+        await asyncio.shield(asyncio.ensure_future(connection.close()))
+
+
+async def _start(engine: AsyncEngine) -> SAAsyncConnection:
+    return await engine.connect()
+
+
+async def _give_back(fetching: asyncio.Future[SAAsyncConnection]) -> None:
+    with suppress(Exception):  # nobody waits for this connection any more, nor for why there is none
+        await (await fetching).close()
 
 
 class _LoopEngine:

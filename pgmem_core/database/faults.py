@@ -37,6 +37,8 @@ def translate(error: Any, address: str, *, lost: bool = False) -> PgmemError:
         return Conflict(f"{primary}; open it with the user_id that created it, or use another session id")
     if state == "PGM03":
         return Conflict(f"{primary}; turn ids are unique within a group")
+    if state == "23503" and "evidence" in str(getattr(diagnostics, "table_name", "")):
+        return NotFound("the evidence names a turn that this group does not have; pass a stored turn, or a source")
     if state in _AUTH or "password authentication failed" in primary or "no password supplied" in primary:
         return ConfigurationError(f"Postgres at {address} refused the login: {primary}")
     if state == "3D000" or ('database "' in primary and "does not exist" in primary):

@@ -16,8 +16,10 @@ INJECTED_KEY = "injected"
 
 _BY_ROLE = {"user": Authority.user, "tool": Authority.tool, "assistant": Authority.agent}
 # An opening that carries an id is closed by that id only: what is recalled cannot close its own envelope.
+# A tag is at most 200 characters: an open end would make 160 kB of "<memory " cost 35 s.
 _FENCE = re.compile(
-    r"<memory\b[^>]*?\bid=(\w+)[^>]*>.*?(?:</memory\s+id=\1\s*>|\Z)|<memor(?:y|ies)\b[^>]*>.*?(?:</memor(?:y|ies)\b[^>]*>|\Z)",
+    r"<memory\b[^<>]{0,200}?\bid=(\w+)[^<>]{0,200}>.*?(?:</memory\s{1,9}id=\1\s{0,9}>|\Z)"
+    r"|<memor(?:y|ies)\b[^<>]{0,200}>.*?(?:</memor(?:y|ies)\b[^<>]{0,200}>|\Z)",
     re.DOTALL | re.IGNORECASE,
 )
 # "I", "no" and "ok" stand in every turn and support nothing.

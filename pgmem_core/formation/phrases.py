@@ -16,11 +16,16 @@ __all__ = ["MASK", "Clause", "clauses"]
 # Stands for each character of text that is not the speaker's own statement: no pattern matches it.
 MASK = "\ufffc"
 
+# What people say of themselves is short. A longer turn is a pasted document, read from the start only.
+_MAX_TURN_CHARS = 20_000
+_MAX_CLAUSE_CHARS = 400
+
 _FOREIGN = re.compile(
-    r"```.*?(?:```|\Z)|`[^`\n]*`|^[ \t]*>[^\n]*|\"[^\"]*\"|“[^”]*”|«[^»]*»|(?<!\w)'[^'\n]{3,}'(?!\w)|<[^<>\n]{1,200}>"
+    r"```.*?(?:```|\Z)|`[^`\n]*`|^[ \t]*>[^\n]*|\"[^\"]{0,2000}\"|“[^”]{0,2000}”|«[^»]{0,2000}»"
+    r"|(?<!\w)'[^'\n]{3,2000}'(?!\w)|<[^<>\n]{1,200}>"
     r"|https?://\S+"
     # A line of a dialogue, "Tom: I live in Rome".
-    r"|^[ \t]*(?:\[[^\]\n]*\]\s*)?(?!(?:Note|Update|Correction|PS|P\.S\.|FYI|Actually|Reminder|Also|Sorry)\b)"
+    r"|^[ \t]*(?:\[[^\]\n]{0,40}\][ \t]{0,9})?(?!(?:Note|Update|Correction|PS|P\.S\.|FYI|Actually|Reminder|Also|Sorry)\b)"
     r"[A-Z][\w.]*(?:\ [A-Z][\w.]*)?(?:\ \([^)\n]*\))?:\ [^\n]*",
     re.DOTALL | re.MULTILINE,
 )
@@ -54,7 +59,7 @@ _REPORTED = re.compile(
 )
 _SENTENCE = re.compile(r"[^.!?\n]+(?:[.!?](?=\S)[^.!?\n]+)*[.!?]*")
 _JOINT = re.compile(
-    r"(?:,\s*|\s+)(?:and|but|so|also|though|although)(?:\s+also)?\s+(?=(?:I|my)\b)|[;:]\s+|\s[–—-]\s|,\s+(?=(?:I|"
+    r"(?:,\s*|(?<!\s)\s+)(?:and|but|so|also|though|although)(?:\s+also)?\s+(?=(?:I|my)\b)|[;:]\s+|\s[–—-]\s|,\s+(?=(?:I|"
     r"my)\b)",
     re.IGNORECASE,
 )
@@ -90,6 +95,7 @@ class Clause:
 
 def clauses(text: str) -> Iterator[Clause]:
     """Yield the clauses of a turn that may state something of the speaker, in order."""
+    text = text[:_MAX_TURN_CHARS]
     if _JOKE.search(text):
         return
     masked = _FOREIGN.sub(lambda found: MASK * len(found[0]), text.replace("’", "'"))
@@ -105,6 +111,8 @@ def clauses(text: str) -> Iterator[Clause]:
         only = _CORRECTING.fullmatch(_after_opening(whole.rstrip(".!")))
         for start, stop in _pieces(whole):
             piece = whole[start:stop].rstrip(" ,.!;:")
+            if len(piece) > _MAX_CLAUSE_CHARS:
+                continue
             body = _after_opening(piece)
             if found := _CORRECTING.match(body):
                 correcting = True

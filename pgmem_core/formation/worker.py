@@ -96,8 +96,6 @@ def _form_session(rt: Runtime, claimed: Claim) -> Flow[FormReport]:
         model = yield from store_model(rt)
         while True:
             pending, through = yield from transact(embedding.load, claimed, single=True)
-            if through == claimed.embedded_through:
-                break
             problem = None
             good, vectors = yield from _vectors_of(rt, model, pending)
             if len(good) < len(pending):
@@ -105,12 +103,17 @@ def _form_session(rt: Runtime, claimed: Claim) -> Flow[FormReport]:
                 problem = f"the embedder gave no usable vector for turn {bad}: found by words only"
                 log.warning("session %r: %s", claimed.session_id, problem)
             if good:
-                yield from transact(embedding.store_vectors, claimed, good, vectors, model=model, single=True)
-                count += len(good)
-            moved = yield from transact(embedding.advance, claimed, through=through, problem=problem, single=True)
-            if not moved:
-                break  # the lease had run out and another worker took over
-            claimed = Claim(claimed.tenant_id, claimed.session_id, claimed.user_id, through)
+                stored = yield from transact(embedding.store_vectors, claimed, good, vectors, model=model, single=True)
+                count += stored
+                if stored < len(good):
+                    continue  # edited or deleted meanwhile: look again before stepping over them
+            left = yield from transact(
+                embedding.advance, claimed, through=through, problem=problem,
+                lease_seconds=rt.settings.worker_lease_seconds, single=True,
+            )  # fmt: skip
+            if left is None:
+                break  # done, or the lease had ended: then it is another worker's, or the next round's
+            claimed = left
         for user in (claimed.user_id, None):
             yield from transact(plain.refresh_stats, claimed.tenant_id, user, count, single=True)
     except StoreUnavailable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,11 +11,12 @@ from typing import Any
 from pgmem_core.database.connection import Connection, VectorParameter
 from pgmem_core.database.migrate import Model
 from pgmem_core.encoding import decode_json, decode_text
+from pgmem_core.facts import fact_text
 from pgmem_core.ids import user_key
 from pgmem_core.protocols import Vectors
 from pgmem_core.tiers.plain import Where
 from pgmem_core.tiers.working import turn_of_row
-from pgmem_core.types import Scope, ScoredMemory, ScoreParts, Turn
+from pgmem_core.types import Scope, ScoredMemory, ScoreParts, Standing, SubjectRef, Turn
 
 __all__ = ["Found", "Query", "read", "search"]
 
@@ -62,6 +64,9 @@ class Found:
     window: list[Turn]
     pinned: list[Turn]
     recalled: list[ScoredMemory]
+    facts: list[Standing]
+    execution: list[Standing]
+    prefix_at: datetime | None = None
 
 
 _ARGUMENTS = """%(user)s, %(user_key)s, %(terms)s::bigint[], %(vector)s, %(model)s, %(dimensions)s,
@@ -108,19 +113,32 @@ def read(
             "user": scope.user_id,
         },
     )  # fmt: skip
-    found = Found(False, None, 0, [], [], [])
-    exists, user_id, last_seq = False, None, 0
+    window, pinned, recalled, facts, doing = [], [], [], [], []
+    exists, user_id, last_seq, prefix_at = False, None, 0, None
     for row in rows:
-        part = row[0]
-        if part == 0:
-            exists, user_id, last_seq = True, row[2], row[4]
-        elif part == 3:
-            found.recalled.append(_scored(row[1:]))
-        else:
-            (found.pinned if part == 1 else found.window).append(_turn(row))
-    found.window.sort(key=lambda turn: turn.seq)
-    found.pinned.sort(key=lambda turn: turn.seq)
-    return Found(exists, user_id, last_seq, found.window, found.pinned, found.recalled)
+        match row[0]:
+            case 0:
+                exists, user_id, last_seq, prefix_at = True, row[2], row[4], row[10]
+            case 1:
+                pinned.append(_turn(row))
+            case 2:
+                window.append(_turn(row))
+            case 3:
+                recalled.append(_scored(row[1:]))
+            case 4:
+                facts.append(_standing_fact(row, scope.user_id))
+            case 5:
+                text = f"{row[6]}: {json.dumps(decode_json(row[7]), ensure_ascii=False, default=str)}"
+                doing.append(Standing(f"execution:{row[6]}", text, row[10].astimezone(UTC), session_id=session_id))
+    window.sort(key=lambda turn: turn.seq)
+    pinned.sort(key=lambda turn: turn.seq)
+    return Found(exists, user_id, last_seq, window, pinned, recalled, facts, doing, prefix_at)
+
+
+def _standing_fact(row: Sequence[Any], user_id: str) -> Standing:
+    _, fact_id, kind, session_id, _, authority, predicate, value, metadata, _, recorded_at, confidence = row[:12]
+    text = fact_text(SubjectRef(kind, metadata["subject"]), predicate, decode_json(value), user_id)
+    return Standing(str(fact_id), text, recorded_at.astimezone(UTC), authority, confidence, session_id)
 
 
 def _turn(row: Sequence[Any]) -> Turn:

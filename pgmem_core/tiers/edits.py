@@ -9,6 +9,7 @@ from typing import Any
 from pgmem_core.content import spoken
 from pgmem_core.database.connection import Connection
 from pgmem_core.encoding import decode_text, encode_text
+from pgmem_core.errors import InvalidArgument
 from pgmem_core.retrieval import lexical
 from pgmem_core.tiers import plain
 from pgmem_core.tiers.plain import Where
@@ -21,18 +22,23 @@ __all__ = ["delete", "delete_user", "history", "update"]
 def update(conn: Connection, tenant_id: str, record_id: uuid.UUID, text: str, *, language: str) -> MemoryText | None:
     """Replace a record's text and terms, drop its vector, log what it was; None if there is no such record.
 
-    The session's watermark goes back to the turn, so that the worker embeds it anew. Lock order: session, record.
+    The session's watermark goes back to the turn, so that the worker embeds it anew; the lease of one that is at
+    the session ends, so that it does not step over the turn. Lock order: session, record.
     """
     place = conn.query(
-        f"SELECT session_id, seq FROM {conn.schema}.records WHERE tenant_id = %(tenant)s AND id = %(id)s",
+        f"SELECT session_id, seq, kind FROM {conn.schema}.records WHERE tenant_id = %(tenant)s AND id = %(id)s",
         {"tenant": tenant_id, "id": record_id},
     )
     if not place:
         return None
-    [(session_id, seq)] = place
+    [(session_id, seq, kind)] = place
+    if kind == "fact":
+        raise InvalidArgument(
+            f"memory {record_id} is a fact; say what is true now with session.correct or session.observe"
+        )
     if seq is not None:
         conn.query(
-            f"""UPDATE {conn.schema}.sessions SET dirty = true,
+            f"""UPDATE {conn.schema}.sessions SET dirty = true, claimed_until = NULL,
                   embedded_through = least(embedded_through, %(seq)s - 1)
                 WHERE tenant_id = %(tenant)s AND session_id = %(session)s""",
             {"tenant": tenant_id, "session": session_id, "seq": seq},
@@ -103,7 +109,7 @@ def delete_user(conn: Connection, tenant_id: str, user_id: str) -> int:
         {"tenant": tenant_id, "user": user_id},
     )
     number = plain.delete_where(conn, tenant_id, Where(user_id=user_id))
-    for table in ("sessions", "record_history", "scope_stats"):
+    for table in ("sessions", "record_history", "scope_stats", "facts", "narratives", "injections"):
         conn.query(
             f"DELETE FROM {conn.schema}.{table} WHERE tenant_id = %(tenant)s AND user_id = %(user)s",
             {"tenant": tenant_id, "user": user_id},

@@ -17,7 +17,7 @@ from pgmem_core.protocols import Vectors
 from pgmem_core.tiers.sessions import ANONYMOUS
 from pgmem_core.types import MemoryText, Scope
 
-__all__ = ["NewRecord", "Where", "add", "add_many", "count", "delete", "delete_where", "listing", "similar"]
+__all__ = ["NewRecord", "Where", "add", "add_many", "count", "delete", "delete_where", "insert", "listing", "similar"]
 
 # From how many records on COPY beats the statement that adds one (which also sees repeated ids).
 _COPY_FROM = 8
@@ -98,27 +98,33 @@ def add(conn: Connection, scope: Scope, records: Sequence[NewRecord], *, model: 
     if len(records) >= _COPY_FROM:
         return add_many(conn, scope, records, model=model, vectors=vectors)
     for record, vector in zip(records, vectors, strict=True):
-        conn.query(
-            f"""WITH added AS (
-                  INSERT INTO {conn.schema}.records (tenant_id, id, user_id, user_key, session_id, agent_id, kind,
-                    content, metadata, token_count, created_at, terms, term_total, model, embedding)
-                  VALUES (%(tenant)s, %(id)s, %(user)s, %(key)s, %(session)s, %(agent)s, %(kind)s, %(content)s,
-                    %(metadata)s, %(tokens)s, coalesce(%(at)s, clock_timestamp()), %(terms)s::bigint[], %(total)s,
-                    %(model)s, %(vector)s)
-                  ON CONFLICT (tenant_id, id) DO NOTHING RETURNING id)
-                INSERT INTO {conn.schema}.postings (tenant_id, user_key, term, record_id, tf, len)
-                SELECT %(tenant)s, %(key)s, u.term, added.id, u.tf, least(%(total)s, 32767)
-                FROM added, unnest(%(terms)s::bigint[], %(counts)s::smallint[]) AS u (term, tf)""",
-            {
-                "tenant": scope.tenant_id, "id": record.id, "user": scope.user_id, "key": user_key(scope.user_id),
-                "session": record.session_id, "agent": scope.agent_id, "kind": record.kind,
-                "content": encode_text(record.text), "metadata": jsonb(record.metadata),
-                "tokens": record.token_count, "at": record.created_at, "terms": list(record.terms),
-                "counts": list(record.term_counts), "total": record.term_total, "model": model.id,
-                "vector": VectorParameter(vector),
-            },
-        )  # fmt: skip
+        insert(conn, scope, record, model=model, vector=vector)
     return [str(record.id) for record in records]
+
+
+def insert(conn: Connection, scope: Scope, record: NewRecord, *, model: Model | None, vector: Vectors | None) -> None:
+    """Add one record with its terms, once per id; without a vector it is found by its words until it has one."""
+    conn.query(
+        f"""WITH added AS (
+              INSERT INTO {conn.schema}.records (tenant_id, id, user_id, user_key, session_id, agent_id, kind,
+                content, metadata, token_count, created_at, terms, term_total, model, embedding)
+              VALUES (%(tenant)s, %(id)s, %(user)s, %(key)s, %(session)s, %(agent)s, %(kind)s, %(content)s,
+                %(metadata)s, %(tokens)s, coalesce(%(at)s, clock_timestamp()), %(terms)s::bigint[], %(total)s,
+                %(model)s, %(vector)s)
+              ON CONFLICT (tenant_id, id) DO NOTHING RETURNING id)
+            INSERT INTO {conn.schema}.postings (tenant_id, user_key, term, record_id, tf, len)
+            SELECT %(tenant)s, %(key)s, u.term, added.id, u.tf, least(%(total)s, 32767)
+            FROM added, unnest(%(terms)s::bigint[], %(counts)s::smallint[]) AS u (term, tf)""",
+        {
+            "tenant": scope.tenant_id, "id": record.id, "user": scope.user_id, "key": user_key(scope.user_id),
+            "session": record.session_id, "agent": scope.agent_id, "kind": record.kind,
+            "content": encode_text(record.text), "metadata": jsonb(record.metadata),
+            "tokens": record.token_count, "at": record.created_at, "terms": list(record.terms),
+            "counts": list(record.term_counts), "total": record.term_total,
+            "model": None if model is None else model.id,
+            "vector": None if vector is None else VectorParameter(vector),
+        },
+    )  # fmt: skip
 
 
 def add_many(

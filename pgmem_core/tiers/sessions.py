@@ -104,7 +104,9 @@ def listing(conn: Connection, tenant_id: str, *, user_id: str | None, limit: int
 def end(conn: Connection, tenant_id: str, session_id: str, *, user_id: str) -> SessionInfo:
     """Mark the session ended (once) and return it. Raises: NotFound, also where it is another user's."""
     rows = conn.query(
-        f"""UPDATE {conn.schema}.sessions SET ended_at = coalesce(ended_at, clock_timestamp())
+        f"""WITH cleared AS (  -- what the agent was doing ends with the session
+              DELETE FROM {conn.schema}.execution WHERE tenant_id = %(tenant)s AND session_id = %(session)s)
+            UPDATE {conn.schema}.sessions SET ended_at = coalesce(ended_at, clock_timestamp())
             WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND user_id = %(user)s RETURNING {_COLUMNS}""",
         {"tenant": tenant_id, "session": session_id, "user": user_id},
     )
@@ -123,10 +125,12 @@ def delete(conn: Connection, tenant_id: str, session_id: str, *, user_id: str) -
     )
     if not found:
         return 0
+    # Records that are not turns may name a session that is not their user's: those are not this user's to delete.
     [(count,)] = conn.query(
-        f"""SELECT {conn.schema}.delete_records(%(tenant)s, NULL, coalesce(array_agg(id), '{{}}'))
-            FROM {conn.schema}.records WHERE tenant_id = %(tenant)s AND session_id = %(session)s""",
-        {"tenant": tenant_id, "session": session_id},
+        f"""SELECT {conn.schema}.delete_records(%(tenant)s, %(user)s, coalesce(array_agg(id), '{{}}'))
+            FROM {conn.schema}.records
+            WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND user_id = %(user)s""",
+        {"tenant": tenant_id, "session": session_id, "user": user_id},
     )
     conn.query(
         f"DELETE FROM {conn.schema}.sessions WHERE tenant_id = %(tenant)s AND session_id = %(session)s",

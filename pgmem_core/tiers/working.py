@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -12,7 +13,7 @@ from pgmem_core.ids import user_key
 from pgmem_core.protocols import Vectors
 from pgmem_core.types import NewTurn, Scope, Turn
 
-__all__ = ["TURN_COLUMNS", "Stored", "append", "recent", "turn_of_row"]
+__all__ = ["TURN_COLUMNS", "Stored", "append", "by_ids", "recent", "turn_of_row"]
 
 Stored = tuple[str, int, datetime, bool]  # id, seq, created_at, newly stored
 
@@ -95,6 +96,16 @@ def _as_json(turn: NewTurn) -> dict[str, Any]:
         "provisional": turn.provisional,
         "after_seq": turn.after_seq,
     }
+
+
+def by_ids(conn: Connection, tenant_id: str, ids: Sequence[uuid.UUID]) -> dict[str, Turn]:
+    """Return the stored turns of these ids, by id."""
+    rows = conn.query(
+        f"""SELECT {TURN_COLUMNS} FROM {conn.schema}.records
+            WHERE tenant_id = %(tenant)s AND id = ANY (%(ids)s) AND seq IS NOT NULL""",
+        {"tenant": tenant_id, "ids": list(ids)},
+    )
+    return {str(row[0]): turn_of_row(row) for row in rows}
 
 
 def recent(

@@ -55,17 +55,21 @@ BEGIN
             FROM records r
             WHERE r.tenant_id = p_tenant AND r.session_id = p_session AND r.seq > (t->>'after_seq')::bigint
               AND r.seq IS NOT NULL AND r.role = 'user' AND r.content = t->>'content'
+              -- The same words about another picture are another turn.
+              AND (r.message->'content' = t->'message'->'content') IS NOT false
             ORDER BY r.seq LIMIT 1;
         ELSIF found_id IS NULL AND t->>'role' = 'user' THEN
             -- The explicit write of a query that is stored already: same row, claimed once.
             UPDATE records r SET
                 provisional = false,
                 alias_id = CASE WHEN (t->>'given')::boolean THEN v_id END,
-                message = coalesce(nullif(t->'message', 'null'::jsonb), r.message),
+                message = CASE WHEN nullif(t->'message', 'null'::jsonb) IS NULL THEN r.message
+                               ELSE coalesce(r.message, '{}') || (t->'message') END,
                 metadata = r.metadata || (t->'metadata'),
                 created_at = coalesce((t->>'created_at')::timestamptz, r.created_at)
             WHERE r.tenant_id = p_tenant AND r.session_id = p_session AND r.seq = s.last_seq
               AND r.provisional AND r.role = 'user' AND r.content = t->>'content'
+              AND (r.message->'content' = t->'message'->'content') IS NOT false
             RETURNING r.id, r.seq, r.created_at INTO found_id, found_seq, found_at;
         ELSIF found_id IS NOT NULL AND NOT (t->>'provisional')::boolean THEN
             UPDATE records r SET provisional = false
@@ -135,18 +139,29 @@ BEGIN
     SET record_count = excluded.record_count, term_total = excluded.term_total, counted_at = clock_timestamp();
 END $$;
 
+-- Deletes records with their vectors and terms, and the facts that rested on them alone.
 CREATE FUNCTION delete_records(p_tenant text, p_user text, p_ids uuid[]) RETURNS bigint
 LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
-    r record;  v_count bigint := 0;
+    r record;  v_count bigint := 0;  v_facts uuid[];
 BEGIN
+    v_facts := ARRAY(
+        SELECT e.fact_id FROM evidence e
+        WHERE e.tenant_id = p_tenant AND e.fact_id IN (
+            SELECT x.fact_id FROM evidence x WHERE x.tenant_id = p_tenant AND x.turn_id = ANY (p_ids))
+        GROUP BY e.fact_id HAVING bool_and(e.turn_id IS NOT NULL AND e.turn_id = ANY (p_ids)));
     FOR r IN
-        DELETE FROM records WHERE tenant_id = p_tenant AND id = ANY (p_ids) AND (p_user IS NULL OR user_id = p_user)
+        DELETE FROM records
+        WHERE tenant_id = p_tenant AND id = ANY (p_ids || v_facts) AND (p_user IS NULL OR user_id = p_user)
         RETURNING id, user_key, terms
     LOOP
         DELETE FROM postings
         WHERE tenant_id = p_tenant AND user_key = r.user_key AND term = ANY (r.terms) AND record_id = r.id;
-        v_count := v_count + 1;
+        IF r.id = ANY (p_ids) THEN
+            v_count := v_count + 1;
+        END IF;
     END LOOP;
+    DELETE FROM facts WHERE tenant_id = p_tenant AND fact_id = ANY (p_ids || v_facts)
+        AND (p_user IS NULL OR user_id = p_user);
     RETURN v_count;
 END $$;

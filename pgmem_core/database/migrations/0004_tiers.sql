@@ -27,7 +27,7 @@ CREATE TABLE facts (
     recorded_at       timestamptz NOT NULL,
     superseded_at     timestamptz NOT NULL DEFAULT 'infinity',
     superseded_by     uuid,
-    ended_as          text CHECK (ended_as IN ('changed', 'wrong', 'retracted', 'ended', 'rejected', 'expired')),
+    ended_as          text CHECK (ended_as IN ('changed', 'wrong', 'retracted', 'ended', 'settled')),
     last_confirmed_at timestamptz NOT NULL,
     confirmations     integer NOT NULL DEFAULT 0,
     expires_at        timestamptz,
@@ -69,6 +69,8 @@ CREATE TABLE tombstones (                -- values called wrong: they stay dead
     hits       bigint NOT NULL DEFAULT 0,  -- how often something tried to bring it back
     created_at timestamptz NOT NULL,
     last_hit_at timestamptz,
+    fact_id    uuid,                     -- the row it was, if it had been claimed
+    lifted_at  timestamptz,              -- when it was brought back, explicitly
     PRIMARY KEY (tenant_id, subject_id, predicate, value_key),
     FOREIGN KEY (tenant_id, subject_id) REFERENCES subjects (tenant_id, subject_id)
 );

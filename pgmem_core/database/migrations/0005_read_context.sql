@@ -1,5 +1,6 @@
 -- The read of a turn: the session, its window and what is recalled, as rows of one shape. part: 0 the session,
--- 1 turns pinned before the window, 2 the window, 3 recalled. A function, so that it is planned once a connection.
+-- 1 turns pinned before the window, 2 the window, 3 recalled, 4 the user's standing facts, 5 execution memory, 6 the
+-- narrative. A function, so that it is planned once a connection.
 CREATE FUNCTION read_context(
     p_tenant text, p_this_session text, p_window_tokens bigint, p_window_turns bigint,
     p_user text, p_user_key bigint, p_terms bigint[], p_vector vector, p_model text, p_dimensions integer,
@@ -62,6 +63,21 @@ BEGIN
                 AND r.role = 'user' AND r.seq < v_first ORDER BY r.seq DESC LIMIT 1;
         END IF;
     END IF;
+    RETURN QUERY SELECT 4, f.fact_id, j.kind, f.session_id, NULL::bigint, f.authority, f.predicate, f.value,
+        jsonb_build_object('subject', j.identifier), NULL::integer, f.recorded_at, f.confidence::float8, NULL::float8,
+        NULL::float8, NULL::float8, NULL::float8, NULL::float8, NULL::float8, NULL::float8
+    FROM facts f JOIN subjects j ON j.tenant_id = f.tenant_id AND j.subject_id = f.subject_id
+    WHERE f.tenant_id = p_tenant AND f.user_id = p_user AND f.status = 'accepted' AND f.superseded_at = 'infinity'
+        AND f.valid_from <= p_as_of AND f.valid_to > p_as_of AND (f.expires_at IS NULL OR f.expires_at > p_as_of)
+    ORDER BY CASE f.authority WHEN 'user' THEN 0 WHEN 'system' THEN 1 WHEN 'tool' THEN 2 ELSE 3 END,
+             f.predicate, f.recorded_at, f.fact_id
+    LIMIT 100;
+    RETURN QUERY SELECT 5, NULL::uuid, 'execution', p_this_session, NULL::bigint, NULL::text, e.key, e.value,
+        NULL::jsonb, NULL::integer, e.set_at, NULL::float8, NULL::float8, NULL::float8, NULL::float8, NULL::float8,
+        NULL::float8, NULL::float8, NULL::float8
+    FROM execution e WHERE e.tenant_id = p_tenant AND e.session_id = p_this_session
+        AND (e.expires_at IS NULL OR e.expires_at > clock_timestamp())
+    ORDER BY e.key;
     RETURN QUERY SELECT 3, m.* FROM recall(
         p_tenant, p_user, p_user_key, p_terms, p_vector, p_model, p_dimensions, p_kinds, p_session, p_agent, p_after,
         p_before, p_filter, p_variables, p_this_session, v_offset, p_limit, p_candidates, p_as_of, p_half_life_days,

@@ -1,0 +1,219 @@
+"""The flows of semantic and execution memory: what is true, who said so, and what the agent is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from pgmem_core.database.connection import Connection
+from pgmem_core.effects import Flow, transact
+from pgmem_core.encoding import encode_json
+from pgmem_core.errors import InvalidArgument, NotFound
+from pgmem_core.facts import Evidence, Fact, check_subject
+from pgmem_core.flows import SessionKey, ready
+from pgmem_core.formation.claims import Claim
+from pgmem_core.formation.reconcile import settle
+from pgmem_core.ids import check_id
+from pgmem_core.predicates import normalise_predicate
+from pgmem_core.runtime import Runtime
+from pgmem_core.tiers import execution, semantic
+from pgmem_core.tiers.semantic import Place, Settled
+from pgmem_core.tiers.sessions import ANONYMOUS
+from pgmem_core.turns import check_time
+from pgmem_core.types import Authority, Scope, SubjectRef, Turn
+
+__all__ = ["EvidenceLike", "clear", "facts", "get", "get_all", "history", "observe", "promote", "put", "user_subject"]
+
+EvidenceLike = Turn | Evidence | str
+
+
+def user_subject(scope: Scope) -> SubjectRef:
+    """Return the subject that a user's own facts are about; a session without a user is its own."""
+    if scope.user_id.startswith(ANONYMOUS):
+        return SubjectRef("session", scope.user_id.removeprefix(ANONYMOUS))
+    return SubjectRef("user", scope.user_id)
+
+
+def _evidence(given: Sequence[EvidenceLike] | EvidenceLike, session_id: str) -> list[Evidence]:
+    if isinstance(given, Turn | Evidence | str):
+        given = [given]
+    made = []
+    for one in given:
+        if isinstance(one, Turn):
+            made.append(Evidence(turn_id=one.id))
+        elif isinstance(one, Evidence):
+            made.append(one)
+        elif isinstance(one, str):
+            made.append(Evidence(source=one))
+        else:
+            raise InvalidArgument(f"evidence must be turns, Evidence or the name of a source, got {type(one).__name__}")
+    # Every fact leads to a source: where none is named, the call in this session is it.
+    return made or [Evidence(source=f"call in session {session_id}")]
+
+
+def observe(
+    rt: Runtime,
+    key: SessionKey,
+    predicate: str,
+    value: Any,
+    *,
+    action: Literal["assert", "correct", "end", "retract"],
+    subject: SubjectRef | None,
+    authority: Authority | str,
+    evidence: Sequence[EvidenceLike] | EvidenceLike,
+    replaces: Any = None,
+    valid_from: datetime | None = None,
+    valid_to: datetime | None = None,
+    confidence: float | None = None,
+    single_valued: bool | None = None,
+    explicit: bool = False,
+    given: Any = None,
+) -> Flow[Fact | None]:
+    """State something about a subject, and return the fact that stands for it afterwards, if one does."""
+    try:
+        who = Authority(authority)
+    except ValueError:
+        raise InvalidArgument(f"authority {authority!r} is unknown; use one of {', '.join(Authority)}") from None
+    about = user_subject(key.scope) if subject is None else check_subject(subject)
+    claim = Claim.observed(
+        about,
+        predicate,
+        value,
+        authority=who,
+        said_at=datetime.now(UTC),
+        evidence=_evidence(evidence, key.session_id),
+        action=action,
+        replaces=replaces,
+        single_valued=single_valued,
+        confidence=confidence,
+        valid_from=check_time(valid_from, "valid_from"),
+        valid_to=check_time(valid_to, "valid_to"),
+        explicit=explicit or action == "correct",
+    )
+    yield from ready(rt)
+    place = Place(key.scope, key.session_id, rt.settings.language)
+    settled = yield from transact(_settle, place, claim, given=given)
+    rt.wake()
+    if settled.reconciled.rejected:
+        raise InvalidArgument(settled.reconciled.rejected[0].reason)
+    ids = [fact_id for fact_id in settled.fact_ids if fact_id is not None]
+    if not ids:
+        return None
+    return (yield from transact(semantic.fetch, key.scope.tenant_id, ids[-1], single=True, given=given))
+
+
+def _settle(conn: Connection, place: Place, claim: Claim) -> Settled:
+    return semantic.settle(
+        conn, place, [claim.subject], lambda current, dead, _: settle([claim], current, tombstones=dead)
+    )
+
+
+def facts(
+    rt: Runtime,
+    group_id: str,
+    *,
+    subject: SubjectRef | None,
+    user_id: str | None,
+    predicate: str | None,
+    valid_at: datetime | None,
+    known_at: datetime | None,
+) -> Flow[list[Fact]]:
+    """Return the facts believed (at known_at) to hold (at valid_at)."""
+    tenant = check_id(group_id, "group_id")
+    if subject is None and user_id is None:
+        raise InvalidArgument("facts needs a subject or a user_id: whom to ask about")
+    about = None if subject is None else check_subject(subject)
+    user = None if user_id is None else check_id(user_id)
+    name = None if predicate is None else normalise_predicate(predicate)
+    valid, known = check_time(valid_at, "valid_at"), check_time(known_at, "known_at")
+    yield from ready(rt)
+    return (
+        yield from transact(
+            semantic.facts_of,
+            tenant,
+            subject=about,
+            user_id=user,
+            predicate=name,
+            valid_at=valid,
+            known_at=known,
+            single=True,
+        )
+    )
+
+
+def history(rt: Runtime, group_id: str, subject: SubjectRef, predicate: str | None) -> Flow[list[Fact]]:
+    """Return everything that was ever believed about a subject, in the order in which it was recorded."""
+    tenant, about = check_id(group_id, "group_id"), check_subject(subject)
+    name = None if predicate is None else normalise_predicate(predicate)
+    yield from ready(rt)
+    return (yield from transact(semantic.history, tenant, about, name, single=True))
+
+
+# -- execution memory ------------------------------------------------------------------------------------------
+
+
+def put(
+    rt: Runtime, key: SessionKey, name: str, value: Any, *, ttl_seconds: float | None, given: Any = None
+) -> Flow[None]:
+    """Set a key of the session. Raises: NotFound if there is no such session, or it has ended."""
+    name = check_id(name, "key")
+    if ttl_seconds is not None and not ttl_seconds > 0:
+        raise InvalidArgument(f"ttl_seconds must be greater than 0, got {ttl_seconds!r}; leave it out for no limit")
+    stored = encode_json(value, where=f"execution[{name!r}]")
+    yield from ready(rt)
+    done = yield from transact(
+        execution.put,
+        key.scope.tenant_id,
+        key.session_id,
+        name,
+        stored,
+        ttl_seconds=ttl_seconds,
+        single=True,
+        given=given,
+    )
+    if not done:
+        raise NotFound(f"no open session {key.session_id!r}: execution memory lives as long as its session")
+
+
+def get(rt: Runtime, key: SessionKey, name: str, default: Any) -> Flow[Any]:
+    yield from ready(rt)
+    found = yield from transact(execution.fetch, key.scope.tenant_id, key.session_id, name, single=True)
+    return found[0] if found else default
+
+
+def get_all(rt: Runtime, key: SessionKey) -> Flow[dict[str, Any]]:
+    yield from ready(rt)
+    return (yield from transact(execution.fetch_all, key.scope.tenant_id, key.session_id, single=True))
+
+
+def clear(rt: Runtime, key: SessionKey, name: str | None, given: Any = None) -> Flow[int]:
+    yield from ready(rt)
+    return (yield from transact(execution.clear, key.scope.tenant_id, key.session_id, name, single=True, given=given))
+
+
+def promote(
+    rt: Runtime,
+    key: SessionKey,
+    name: str,
+    predicate: str,
+    *,
+    subject: SubjectRef | None,
+    authority: Authority | str,
+    evidence: Sequence[EvidenceLike] | EvidenceLike,
+    given: Any = None,
+) -> Flow[Fact | None]:
+    """Make a fact of an execution entry, explicitly; the entry stays. Raises: NotFound."""
+    yield from ready(rt)
+    found = yield from transact(
+        execution.fetch, key.scope.tenant_id, key.session_id, check_id(name, "key"), single=True, given=given
+    )
+    if not found:
+        raise NotFound(f"execution memory of session {key.session_id!r} has no key {name!r}")
+    source = evidence or [Evidence(source=f"execution memory of session {key.session_id}, key {name}")]
+    return (
+        yield from observe(
+            rt, key, predicate, found[0], action="assert", subject=subject, authority=authority, evidence=source,
+            given=given,
+        )
+    )  # fmt: skip
