@@ -118,6 +118,10 @@ class PgMem(_Base):
         """
         run(flows.setup(self._rt), self._rt.database)
 
+    def check(self) -> None:
+        """Make sure that the schema is there, and create nothing. Raises: SchemaError, StoreUnavailable."""
+        run(flows.check(self._rt), self._rt.database)
+
     def form(self, *, group_id: str | None = None) -> FormReport:
         """Do now what the worker does in the background, until nothing waits; returns what was done."""
         self._flush()
@@ -272,6 +276,9 @@ class AsyncPgMem(_Base):
 
     async def setup(self) -> None:
         await arun(flows.setup(self._rt), self._rt.database)
+
+    async def check(self) -> None:
+        await arun(flows.check(self._rt), self._rt.database)
 
     async def form(self, *, group_id: str | None = None) -> FormReport:
         await self.flush()

@@ -15,6 +15,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
+from pgmem_core.content import searchable_text
 from pgmem_core.tokens import count_message, count_tokens
 from pgmem_core.types import CompiledContext, Item, ScoredMemory, Section, Standing, Turn
 
@@ -81,7 +82,9 @@ def compile(given: ContextInput) -> CompiledContext:
     fresh = _whole(newer, recall_budget // 2)
     recall_budget -= sum(item.token_count for item in fresh)
     shown |= {item.id for item in fresh}
-    recalled = [memory for memory in given.recalled if memory.id not in shown]
+    # The same question, asked before, answers nothing.
+    asked = _folded(searchable_text(given.query)) if given.query is not None else None
+    recalled = [m for m in given.recalled if m.id not in shown and _folded(m.content) != asked]
     items = _recalled(recalled, recall_budget, given.recall_items, given.least_share, given.pinned, notes)
     doing = _whole(given.execution, max(0, min(given.recall_tokens, left - reserved)), "what this session is doing")
     found = [*fresh, *(item for item in items if item.kind == "fact")]
@@ -106,7 +109,7 @@ def compile(given: ContextInput) -> CompiledContext:
         messages.append({"role": "user", "content": given.query})
     total = fixed + query_cost + tail_cost + sum(turn.token_count for turn in window)
     if total > given.budget_tokens:
-        notes.append(f"{total} tokens, over the budget of {given.budget_tokens}: the query alone is that long")
+        notes.append(f"{total} tokens, over the budget of {given.budget_tokens}: what must be shown is that long")
     stable = prefix["content"] + ("\n" + known["content"] if known else "")
     sections = {tier: Section(tier) for tier in TIERS}
     sections["working"] = Section("working", tuple(_turn_item(turn) for turn in window))
@@ -153,6 +156,10 @@ def fence(kind: str, body: str) -> str:
     return f"<memory {kind} id={mark}>\n{body}\n</memory id={mark}>"
 
 
+def _folded(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
 def _line(memory: ScoredMemory, text: str) -> str:
     # Names and kinds are the caller's text too: one line, and not a long one.
     who = " ".join((memory.name or memory.role or memory.kind)[: 4 * _MOST_NAME_CHARS].split())[:_MOST_NAME_CHARS]
@@ -161,7 +168,7 @@ def _line(memory: ScoredMemory, text: str) -> str:
 
 def _indented(text: str) -> str:
     """Return text whose further lines are indented: no line of it can pose as an entry, a role or a fence."""
-    return _LINE_END.sub("\n  ", text)
+    return _LINE_END.sub(r"\g<0>  ", text)
 
 
 def _recalled(
@@ -179,7 +186,7 @@ def _recalled(
     for memory in recalled:
         if len(items) >= most or memory.score < least_share * recalled[0].score:
             break
-        key = " ".join(memory.content.split()).casefold()
+        key = _folded(memory.content)
         if memory.id in shown or key in seen:
             continue
         text = _cut(memory.content, int(budget * _LONGEST_SHARE))

@@ -14,7 +14,15 @@ from pgmem_core.content import Content, read_content, searchable_text
 from pgmem_core.database import migrate
 from pgmem_core.database.migrate import Model
 from pgmem_core.effects import EmbedTimeout, Flow, blocking, embed, run, transact
-from pgmem_core.errors import Conflict, DimensionMismatch, EmbeddingError, InvalidArgument, MissingExtra, NotFound
+from pgmem_core.errors import (
+    Conflict,
+    DimensionMismatch,
+    EmbeddingError,
+    InvalidArgument,
+    MissingExtra,
+    NotFound,
+    SchemaError,
+)
 from pgmem_core.ids import new_id
 from pgmem_core.models.vectors import check_vector
 from pgmem_core.protocols import Vectors
@@ -70,6 +78,19 @@ def setup(rt: Runtime) -> Flow[None]:
         log.warning("the embedder is not at hand yet: %s", exc)
     rt.ready = True  # not before: an embedder that does not fit is refused by every call, not by the first alone
     yield from blocking(lambda: _warm(rt))
+
+
+def check(rt: Runtime) -> Flow[None]:
+    """Read what is set up, and set up nothing. Raises: SchemaError."""
+    state = yield from transact(migrate.inspect, single=True)
+    if state.version != migrate.migrations()[-1][0] or state.vector is None:
+        schema, newest = rt.settings.schema_name, migrate.migrations()[-1][0]
+        met = f"schema {schema!r} is at version {state.version}" if state.version else f"there is no schema {schema!r}"
+        raise SchemaError(
+            f"{met} in the database at {rt.database.address}, this pgmem needs version {newest}; run 'pgmem init'"
+        )
+    rt.database.vector = state.vector
+    rt.ready = True
 
 
 def _warm(rt: Runtime) -> None:

@@ -51,9 +51,13 @@ def check_time(value: datetime | None, name: str = "created_at") -> datetime | N
             f"{name} {value.isoformat()} has no timezone; pass an aware datetime, e.g. datetime.now(timezone.utc)"
         )
     try:
-        return value.astimezone(UTC)
+        utc = value.astimezone(UTC)
     except OverflowError:
         raise InvalidArgument(f"{name} {value.isoformat()} is outside the years 1 to 9999 in UTC") from None
+    # A database in another timezone would hand a stored one back as of the year 0 or 10000, which Python has not.
+    if name == "created_at" and not 1 < utc.year < 9999:
+        raise InvalidArgument(f"{name} {value.isoformat()} is outside the years 2 to 9998")
+    return utc
 
 
 def check_role(role: object) -> str:
@@ -106,7 +110,7 @@ def new_turn(
     held.update(extra or {})
     terms = (
         lexical.Terms((), (), 0)
-        if role in SILENT_ROLES or is_blank(text)
+        if role in SILENT_ROLES or is_blank(text) or lexical.is_pleasantry(text, language=language)
         else lexical.analyse(spoken(text, name), language=language)
     )
     return NewTurn(

@@ -7,8 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_never
 
-from pgmem_core.facts import Fact, FactDraft, Tombstone
-from pgmem_core.formation.changes import (
+from pgmem_core.changes import (
     Add,
     Confirm,
     Contest,
@@ -20,6 +19,7 @@ from pgmem_core.formation.changes import (
     Retract,
     Supersede,
 )
+from pgmem_core.facts import Fact, FactDraft, Tombstone
 from pgmem_core.formation.claims import Claim
 from pgmem_core.formation.reconcile import reconcile, settle
 from pgmem_core.types import SubjectRef, Turn

@@ -206,9 +206,9 @@ async def test_cancelling_a_read_leaves_the_client_whole(dsn: str) -> None:
 
 
 def test_vectors_are_what_the_embedder_gave(dsn: str) -> None:
-    embedder = FakeEmbedder({"hello": [3.0, 4.0] + [0.0] * 6})
+    embedder = FakeEmbedder({"the cello": [3.0, 4.0] + [0.0] * 6})
     with PgMem(dsn, embedder=embedder) as mem:
-        mem.add("hello", user_id="u1")
+        mem.add("the cello", user_id="u1")
         mem.form()
     with psycopg.connect(dsn) as conn:
         [(vector,)] = conn.execute("SELECT embedding::text FROM pgmem.memories").fetchall()

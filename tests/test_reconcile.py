@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from pgmem_core.changes import Confirm, Retract, Supersede
 from pgmem_core.errors import InvalidArgument
 from pgmem_core.facts import Evidence, FactDraft
-from pgmem_core.formation.changes import Confirm, Retract, Supersede
 from pgmem_core.formation.claims import Claim, Limits
 from pgmem_core.formation.reconcile import reconcile
 from pgmem_core.types import Authority, SubjectRef

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from pgmem_core.errors import ConfigurationError, PgmemError, StoreUnavailable
@@ -38,6 +39,8 @@ def run(arguments: Sequence[str]) -> int:
     from pgmem_core.cli.app import app
 
     output.prepare()
+    # That token counts are estimates is news for a program that budgets by them, not for every command.
+    warnings.filterwarnings("ignore", message="no tiktoken encoding")
     debug = "--debug" in arguments
     # Typer's own click or the installed one, by its version: the base of what both raise for a wrong command line.
     usage_error = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from pgmem_core.cli import Interrupted, output, storing
 from pgmem_core.cli.place import Place
 from pgmem_core.cli.storing import Batch, Counts, Target
@@ -136,6 +138,8 @@ def import_file(
         output.emit(_document(report, file, target, where))
     else:
         _tell(report)
+    if report.problems and not (report.counts.turns_new or report.counts.turns_known):
+        raise typer.Exit(1)  # a file of which nothing could be read is not a success
 
 
 def _read(file: Path, on_problem: Callable[[Problem], None]) -> Any:

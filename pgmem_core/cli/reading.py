@@ -36,7 +36,7 @@ def search(place: Place, query: str, *, user_id: str, group_id: str, k: int, flo
     """Print the best k memories of a user for a query."""
     least = _floor(floor)
     with place.open(create=False) as mem:
-        mem.setup()
+        mem.check()
         started = time.perf_counter()
         found = mem.search(query, user_id=user_id, group_id=group_id, top_k=k, floor=least)
         milliseconds = (time.perf_counter() - started) * 1000
@@ -92,7 +92,7 @@ def context(
     """Print the compiled context of a query, and the account of it. Writes nothing."""
     least = _floor(floor)
     with place.open(create=False) as mem:
-        mem.setup()
+        mem.check()
         if session_id is not None:
             session = mem.session.get(session_id, group_id=group_id, user_id=user_id)
         else:  # a session that only this reading knows: nothing is written for it

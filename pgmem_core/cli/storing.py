@@ -25,6 +25,7 @@ from pgmem_core.ids import check_id
 from pgmem_core.importing import Conversation, ImportedSession, ImportedTurn, Problem
 from pgmem_core.models.vectors import check_vectors
 from pgmem_core.protocols import Vectors
+from pgmem_core.retrieval import lexical
 from pgmem_core.runtime import Runtime
 from pgmem_core.tiers import imports, plain, working
 from pgmem_core.tiers.imports import NewSession
@@ -218,7 +219,7 @@ def _vectors(rt: Runtime, pieces: Sequence[Piece], whole: Sequence[bool]) -> Flo
         before = ""
         for at, turn in enumerate(piece.turns if whole[number] else ()):
             text = _said(turn)
-            if text:
+            if text and not lexical.is_pleasantry(decode_text(turn.text)):
                 pending.append(Pending(turn.id, at, text, before))
                 places.append((number, at))
             before = text or before

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from pgmem_core.facts import Fact, Status, Tombstone, check_subject, outranks, strength
-from pgmem_core.formation.changes import (
+from pgmem_core.changes import (
     Add,
     Change,
     Confirm,
@@ -21,6 +20,7 @@ from pgmem_core.formation.changes import (
     Retract,
     Supersede,
 )
+from pgmem_core.facts import Fact, Status, Tombstone, check_subject, outranks, strength
 from pgmem_core.formation.claims import Claim
 from pgmem_core.formation.rows import EVER, MAY_DENY, NEVER, TICK, Row, may_lift, risen, row_of, span, told_by, turns_of
 from pgmem_core.predicates import opposites
@@ -337,11 +337,7 @@ class Board:
             return [row for row in rows if row.id == claim.fact_id]
         if claim.value_key is not None:
             return [row for row in rows if row.key == claim.value_key]
-        return [
-            row
-            for row in rows
-            if row.status == "accepted" and row.confirmed < claim.said_at and row.start <= claim.said_at < row.stop
-        ]
+        return [row for row in rows if row.status == "accepted" and row.start < claim.said_at < row.stop]
 
     def _unclear(self, claim: Claim, rows: list[Row]) -> bool:
         if claim.value_key is None and claim.fact_id is None and len(rows) > 1:

@@ -14,11 +14,11 @@ from datetime import datetime
 from typing import Any
 
 from pgmem_core import predicates
+from pgmem_core.changes import Refusal, Rejected
 from pgmem_core.encoding import decode_json, dumps, encode_json
 from pgmem_core.errors import InvalidArgument
 from pgmem_core.facts import ACTIONS, DEFAULT_CONFIDENCE, Action, Evidence, Fact, FactDraft, check_subject
 from pgmem_core.folding import fold, fold_space, value_key
-from pgmem_core.formation.changes import Refusal, Rejected
 from pgmem_core.formation.evidence import Transcript, authority_of
 from pgmem_core.predicates import canonical, normalise_predicate
 from pgmem_core.turns import check_time

@@ -21,6 +21,7 @@ from pgmem_core.database.connection import Connection, VectorParameter
 from pgmem_core.database.migrate import Model
 from pgmem_core.encoding import decode_text, encode_text
 from pgmem_core.protocols import Vectors
+from pgmem_core.retrieval import lexical
 from pgmem_core.turns import is_blank
 from pgmem_core.types import SILENT_ROLES
 
@@ -115,7 +116,7 @@ def load(conn: Connection, claimed: Claim) -> tuple[list[Pending], int]:
             break
         text = decode_text(content)
         text = "" if role in SILENT_ROLES or is_blank(text) else spoken(text, name and decode_text(name))
-        if seq > claimed.embedded_through and text and not embedded:
+        if seq > claimed.embedded_through and text and not lexical.is_pleasantry(decode_text(content)) and not embedded:
             pending.append(Pending(record_id, seq, text, before, sha256(content.encode()).digest()))
         before = text or before
     return pending, through

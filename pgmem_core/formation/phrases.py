@@ -25,7 +25,7 @@ _FOREIGN = re.compile(
     r"|(?<!\w)'[^'\n]{3,2000}'(?!\w)|<[^<>\n]{1,200}>"
     r"|https?://\S+"
     # A line of a dialogue, "Tom: I live in Rome".
-    r"|^[ \t]*(?:\[[^\]\n]{0,40}\][ \t]{0,9})?(?!(?:Note|Update|Correction|PS|P\.S\.|FYI|Actually|Reminder|Also|Sorry)\b)"
+    r"|^[ \t]*(?:\[[^\]\n]{0,40}\][ \t]{0,9})?(?!(?:Note|Update|Correction|PS|P\.S\.|FYI|Reminder|Also|Sorry)\b)"
     r"[A-Z][\w.]*(?:\ [A-Z][\w.]*)?(?:\ \([^)\n]*\))?:\ [^\n]*",
     re.DOTALL | re.MULTILINE,
 )

@@ -29,9 +29,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from pgmem_core.changes import Reconciled
 from pgmem_core.facts import Fact, Tombstone
 from pgmem_core.formation.board import Board
-from pgmem_core.formation.changes import Reconciled
 from pgmem_core.formation.claims import Claim, Limits, examine
 from pgmem_core.types import SubjectRef, Turn
 

@@ -44,6 +44,7 @@ __all__ = [
     "MAX_WORD",
     "Terms",
     "analyse",
+    "is_pleasantry",
     "is_small_talk",
     "query_terms",
 ]
@@ -164,6 +165,16 @@ def is_small_talk(text: str, *, language: str = "english") -> bool:
     if not words <= _SMALL_TALK | _STOP_WORDS:
         return False
     return words.isdisjoint(_QUESTION_WORDS) or words.isdisjoint(_FIRST_PERSON)
+
+
+def is_pleasantry(text: str, *, language: str = "english") -> bool:
+    """Return whether a turn says nothing worth recalling: "Great.", "ok, thanks", "You're welcome!".
+
+    Like small talk, but one of the 56 words must be there: a turn of stop words alone may be an answer.
+    """
+    if not is_small_talk(text, language=language):
+        return False
+    return not {_bare(word) for word in _words(text)}.isdisjoint(_SMALL_TALK)
 
 
 def _bare(word: str) -> str:

@@ -13,11 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pgmem_core.database.connection import Connection, jsonb
-from pgmem_core.encoding import decode_json, decode_text, encode_json, encode_text
-from pgmem_core.errors import NotFound
-from pgmem_core.facts import Evidence, Fact, Tombstone, fact_text, subject_key
-from pgmem_core.formation.changes import (
+from pgmem_core.changes import (
     Add,
     Change,
     Confirm,
@@ -29,6 +25,10 @@ from pgmem_core.formation.changes import (
     Retract,
     Supersede,
 )
+from pgmem_core.database.connection import Connection, jsonb
+from pgmem_core.encoding import decode_json, decode_text, encode_json, encode_text
+from pgmem_core.errors import NotFound
+from pgmem_core.facts import Evidence, Fact, Tombstone, fact_text, subject_key
 from pgmem_core.ids import new_id
 from pgmem_core.retrieval import lexical
 from pgmem_core.tiers import plain
@@ -242,7 +242,8 @@ class _Writer:
                   value, value_key, single_valued, authority, confidence, status, valid_from, valid_to, recorded_at,
                   last_confirmed_at, confirmations)
                 SELECT tenant_id, %(copy)s, subject_id, user_id, session_id, predicate, value, value_key, single_valued,
-                  authority, confidence, status, valid_from, %(to)s::timestamptz, %(at)s, last_confirmed_at, confirmations
+                  authority, confidence, status, valid_from, %(to)s::timestamptz, %(at)s, last_confirmed_at,
+                  confirmations
                 FROM {self._conn.schema}.facts
                 WHERE tenant_id = %(tenant)s AND fact_id = %(id)s AND valid_from < %(to)s::timestamptz
                 RETURNING fact_id""",
@@ -279,8 +280,8 @@ class _Writer:
     def _evidence(self, fact: uuid.UUID, evidence: Sequence[Evidence]) -> None:
         for one in evidence:
             self._conn.query(
-                f"""INSERT INTO {self._conn.schema}.evidence (tenant_id, evidence_id, fact_id, turn_id, source, quote,
-                      recorded_at)
+                f"""INSERT INTO {self._conn.schema}.evidence
+                      (tenant_id, evidence_id, fact_id, turn_id, source, quote, recorded_at)
                     VALUES (%(tenant)s, %(id)s, %(fact)s, %(turn)s, %(source)s, %(quote)s, %(at)s)""",
                 {
                     "tenant": self._tenant, "id": new_id(), "fact": fact,

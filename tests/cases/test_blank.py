@@ -60,13 +60,25 @@ async def test_b13_a_blank_query_finds_nothing_and_asks_nobody(make_memory: Make
     assert len(await memory.search("tea", user_id="u1")) == 1
 
 
-@pytest.mark.parametrize("text", ["0", ".", "?", "👍", "\u0301", "ok", "\ufffd", "\ue000"], ids=ascii)
+@pytest.mark.parametrize("text", ["0", ".", "?", "👍", "\u0301", "\ufffd", "\ue000"], ids=ascii)
 async def test_b13_what_shows_something_is_kept(memory: Face, text: str) -> None:
     session = await memory.session.create("s", user_id="u1")
     await session.add_turn("user", text)
     await memory.form()
     assert [turn.text for turn in await session.turns()] == [text]
     assert [found.content for found in await memory.search(text, user_id="u1")] == [text]
+
+
+@pytest.mark.parametrize("text", ["ok", "Great, thanks!", "You're welcome!"])
+async def test_b13_a_pleasantry_is_kept_and_never_recalled(memory: Face, text: str) -> None:
+    session = await memory.session.create("s", user_id="u1")
+    await session.add_turn("user", text)
+    await session.add_turn("user", "Great, the walnut cake is for Ines")
+    await memory.form()
+    assert [turn.text for turn in await session.turns()] == [text, "Great, the walnut cake is for Ines"]
+    assert [found.content for found in await memory.search(f"{text} walnut", user_id="u1")] == [
+        "Great, the walnut cake is for Ines"
+    ]
 
 
 async def test_b13_a_tool_call_without_text_is_kept_in_history_and_never_embedded(make_memory: Maker) -> None:

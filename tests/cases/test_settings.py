@@ -252,7 +252,7 @@ async def worker_lease_seconds(make: Maker, dsn: str) -> None:
     for seconds in (5.0, 500.0):
         memory = await make(worker_lease_seconds=seconds, embedder=FakeEmbedder())
         memory.target._rt._embedder = Watching()
-        await memory.add("hello", user_id="u1")
+        await memory.add("the cello", user_id="u1")
         left.clear()
         await memory.form()
         assert 0.9 * seconds < left[0] <= seconds

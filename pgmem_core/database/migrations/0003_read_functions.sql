@@ -141,6 +141,7 @@ DECLARE
     v_deep    bigint;                    -- how far down the ranking candidates may be; NULL: all of it
     v_hot     integer;                   -- a term in more records than this is left out of BM25
     c_covered CONSTANT double precision := 0.25;  -- what all of the query's words in one record add to the cosine
+    c_own     CONSTANT double precision := 0.7;   -- of the floor, for each memory
     c_words   CONSTANT double precision := 0.34;  -- the floor where no cosine is known: covered × rare
     v_floor   double precision;
     v_total   double precision;          -- idf of all the query's words, those no record holds included
@@ -268,7 +269,12 @@ BEGIN
         FROM placed
     ), best AS (
         SELECT lent.*, (lent.base + lent.neighbour + lent.episode) * lent.decay AS score
-        FROM lent ORDER BY score DESC, lent.created_at DESC, lent.id LIMIT p_limit
+        FROM lent
+        -- Past the floor each memory must still bear a share of it by itself: the best of a poor lot opens the door for
+        -- none of the rest. What is not embedded yet must share words.
+        WHERE p_floor IS NULL OR (CASE WHEN lent.cosine IS NULL THEN lent.covered * lent.rare >= c_own * c_words
+                                       ELSE lent.cosine + c_covered * lent.covered >= c_own * v_floor END)
+        ORDER BY score DESC, lent.created_at DESC, lent.id LIMIT p_limit
     )
     SELECT b.id, r.kind, b.session_id, b.seq, r.role, r.content, r.message, r.metadata, r.token_count, b.created_at,
            b.score, b.lexical, b.dense, b.neighbour, b.episode, b.decay, b.bm25, b.cosine
