@@ -33,6 +33,7 @@ _LONGEST_SHARE = 0.5
 # Whatever some reader takes for the end of a line (as `str.splitlines` does), a carriage return first of all.
 _LINE_END = re.compile("\r\n|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _MOST_NAME_CHARS = 80
+_FENCE_TOKENS = 40  # of an envelope, whatever is in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,11 @@ def compile(given: ContextInput) -> CompiledContext:
     query_cost = 0 if given.query is None else count_message(given.query)
     left = given.budget_tokens - fixed - query_cost
 
-    external = _external(given.injected, left, notes)
-    left -= sum(item.token_count for item in external)
     newest = _newest_user(given.window, given.pinned) if given.query is None else None
-    reserved = newest.token_count if newest else 0
-    recall_budget = max(0, min(given.recall_tokens, left - reserved))
+    left -= newest.token_count if newest else 0
+    external = _external(given.injected, left - _FENCE_TOKENS, notes)
+    left -= _spent(external)
+    recall_budget = max(0, min(given.recall_tokens, left - 2 * _FENCE_TOKENS))
     shown = {item.id for item in standing}
     fresh = _whole(newer, recall_budget // 2)
     recall_budget -= sum(item.token_count for item in fresh)
@@ -86,7 +87,11 @@ def compile(given: ContextInput) -> CompiledContext:
     asked = _folded(searchable_text(given.query)) if given.query is not None else None
     recalled = [m for m in given.recalled if m.id not in shown and _folded(m.content) != asked]
     items = _recalled(recalled, recall_budget, given.recall_items, given.least_share, given.pinned, notes)
-    doing = _whole(given.execution, max(0, min(given.recall_tokens, left - reserved)), "what this session is doing")
+    left -= _spent([item for item in items if item.kind != "fact"])
+    left -= _spent([*fresh, *(item for item in items if item.kind == "fact")])
+    doing = _whole(
+        given.execution, max(0, min(given.recall_tokens, left - _FENCE_TOKENS)), "what this session is doing"
+    )
     found = [*fresh, *(item for item in items if item.kind == "fact")]
     episodic = [item for item in items if item.kind != "fact"]
     tail = _tail(found, episodic, doing, external)
@@ -129,6 +134,10 @@ def compile(given: ContextInput) -> CompiledContext:
         session_id=given.session_id,
         prefix_message_count=len(head),
     )
+
+
+def _spent(items: Sequence[Item]) -> int:
+    return sum(item.token_count for item in items) + (_FENCE_TOKENS if items else 0)
 
 
 def _prefix(instructions: str | None) -> dict[str, Any]:
@@ -243,7 +252,7 @@ def _standing(facts: Sequence[Standing], prefix_at: datetime | None, budget: int
 def _whole(entries: Sequence[Standing], budget: int, why: str = "stands") -> list[Item]:
     items, spent = [], 0
     for entry in entries:
-        line = "- " + entry.text.replace("\n", "\n  ")
+        line = f"- {_indented(entry.text)}"
         cost = count_tokens(line) + 1
         if spent + cost > budget:
             continue

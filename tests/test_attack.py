@@ -72,8 +72,8 @@ async def test_no_kind_of_line_end_starts_a_line_of_the_prompt(memory: Face, end
 
 def test_a_long_name_does_not_crowd_out_the_prompt(dsn: str) -> None:
     with PgMem(dsn) as mem:
-        mem.session.create("s", user_id="u1").add_turn("user", "walnuts", name="n" * 100_000)
-        ctx = mem.session.create("o", user_id="u1").compile_context("walnuts", floor=None)
+        mem.session.create("s", user_id="u1").add_turn("user", "walnuts are off the table", name="n" * 100_000)
+        ctx = mem.session.create("o", user_id="u1").compile_context("walnuts?", floor=None)
         [item] = ctx.sections["episodic"].items
         assert len(item.text) < 150
 
@@ -278,7 +278,8 @@ async def test_a_time_that_could_not_be_read_back_is_refused(memory: Face, at: d
 
 async def test_no_content_is_no_query(memory: Face) -> None:
     session = await memory.session.create(user_id="u1")
-    for nothing in ("", None, [], "\u200b"):
+    nothings: list[Any] = ["", None, [], "\u200b"]
+    for nothing in nothings:
         ctx = await session.compile_context(nothing)
         assert (len(ctx.messages), ctx.query_id) == (1, None)
     assert await session.turns() == []

@@ -144,7 +144,10 @@ class _Writer:
 
     def _row(self, fact_id: str) -> uuid.UUID:
         known = self._refs.get(fact_id)
-        return known if known is not None else uuid.UUID(fact_id)
+        found = known if known is not None else uuid.UUID(fact_id)
+        while (copy := self._refs.get(str(found))) is not None:  # bounded meanwhile: the copy is the row now
+            found = copy
+        return found
 
     def _prepare(self, new: NewFact) -> uuid.UUID:
         made = self._refs.get(new.ref)
@@ -158,10 +161,10 @@ class _Writer:
             self._close(self._row(fact_id), "settled", made)
         if lifts is not None:
             self._conn.query(
-                f"""UPDATE {self._conn.schema}.tombstones SET lifted_at = %(at)s
+                f"""UPDATE {self._conn.schema}.tombstones SET lifted_at = %(lifted)s
                     WHERE tenant_id = %(tenant)s AND subject_id = %(subject)s AND predicate = %(predicate)s
                       AND value_key = %(key)s""",
-                {**self._grave(lifts), "at": self._now},
+                {**self._grave(lifts), "lifted": lifts.lifted_at or self._now},
             )
         self._touch(subject_id(new.subject))
         self._conn.query(
@@ -365,17 +368,17 @@ def _fact(row: Sequence[Any]) -> Fact:
 
 def _tombstones(conn: Connection, tenant: str, subjects: dict[uuid.UUID, SubjectRef]) -> list[Tombstone]:
     rows = conn.query(
-        f"""SELECT subject_id, predicate, value_key, authority, created_at, fact_id FROM {conn.schema}.tombstones
-            WHERE tenant_id = %(tenant)s AND subject_id = ANY (%(ids)s) AND lifted_at IS NULL
-            FOR UPDATE""",
+        f"""SELECT subject_id, predicate, value_key, authority, created_at, fact_id, lifted_at
+            FROM {conn.schema}.tombstones
+            WHERE tenant_id = %(tenant)s AND subject_id = ANY (%(ids)s) FOR UPDATE""",
         {"tenant": tenant, "ids": list(subjects)},
     )
     return [
         Tombstone(
             subjects[subject], predicate, bytes(key), Authority(authority), created_at.astimezone(UTC),
-            None if fact is None else str(fact),
+            None if fact is None else str(fact), _utc(lifted_at),
         )
-        for subject, predicate, key, authority, created_at, fact in rows
+        for subject, predicate, key, authority, created_at, fact, lifted_at in rows
     ]  # fmt: skip
 
 
