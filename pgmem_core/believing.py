@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from pgmem_core.formation.reconcile import settle
 from pgmem_core.ids import check_id
 from pgmem_core.predicates import normalise_predicate
 from pgmem_core.runtime import Runtime
+from pgmem_core.storing import record_uuid
 from pgmem_core.tiers import execution, semantic
 from pgmem_core.tiers.semantic import Place, Settled
 from pgmem_core.tiers.sessions import ANONYMOUS
@@ -43,7 +45,9 @@ def _evidence(given: Sequence[EvidenceLike] | EvidenceLike, session_id: str) -> 
         if isinstance(one, Turn):
             made.append(Evidence(turn_id=one.id))
         elif isinstance(one, Evidence):
-            made.append(one)
+            if one.turn_id is None and not one.source:
+                raise InvalidArgument("evidence needs a turn_id or a source: what supports the fact")
+            made.append(one if one.turn_id is None else replace(one, turn_id=str(record_uuid(one.turn_id))))
         elif isinstance(one, str):
             made.append(Evidence(source=one))
         else:

@@ -6,7 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pgmem_core import context, tokens
@@ -23,7 +23,6 @@ from pgmem_core.errors import (
     NotFound,
     SchemaError,
 )
-from pgmem_core.ids import new_id
 from pgmem_core.models.vectors import check_vector
 from pgmem_core.protocols import Vectors
 from pgmem_core.retrieval import hybrid, lexical
@@ -212,24 +211,23 @@ def write_query(rt: Runtime, query: PendingQuery) -> Flow[None]:
     yield from ready(rt)
     if not rt.is_pending(query):
         return
-    for attempt in (1, 2):
+    while True:
+        turn = query.turn
         try:
-            yield from transact(
-                working.append, query.scope, query.session_id, [query.turn], create=query.create, single=True
-            )
+            yield from transact(working.append, query.scope, query.session_id, [turn], create=query.create, single=True)
             break
         except NotFound as exc:
             rt.settle(query.scope, query.session_id, [query])  # nothing will bring the session back
             log.warning("a query was not stored, its session is gone: %s", exc)
             return
         except Conflict as exc:
-            if attempt == 2 or not query.turn.given_id:
+            if not turn.given_id:
                 rt.settle(query.scope, query.session_id, [query])
                 log.warning("a query was not stored: %s", exc)
                 return
             # What was said is kept, the caller's id for it cannot be.
-            log.warning("a query is stored under an id of its own: %s", exc)
-            query.turn = replace(query.turn, id=new_id(), given_id=False)
+            if rt.rename(query, turn):
+                log.warning("a query is stored under an id of its own: %s", exc)
     rt.wake()
 
 

@@ -9,13 +9,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
 from pgmem_core.database.engine import Database
 from pgmem_core.database.migrate import Model
 from pgmem_core.errors import ConfigurationError
+from pgmem_core.ids import new_id
 from pgmem_core.protocols import Embedder, Vectors
 from pgmem_core.retrieval.lexical import LANGUAGES
 from pgmem_core.settings import Settings
@@ -127,6 +128,14 @@ class Runtime:
     def is_pending(self, query: PendingQuery) -> bool:
         with self._lock:
             return query in self._pending.get(_pending_key(query.scope, query.session_id), ())
+
+    def rename(self, query: PendingQuery, turn: NewTurn) -> bool:
+        """Give a query an id of its own instead of the one of `turn`; False if another thread has done so."""
+        with self._lock:
+            if query.turn is not turn:
+                return False
+            query.turn = replace(turn, id=new_id(), given_id=False)
+            return True
 
     def settle(self, scope: Scope, session_id: str, queries: list[PendingQuery]) -> None:
         """Forget queries that another write made durable, or that nobody may write any more."""

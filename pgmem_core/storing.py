@@ -165,7 +165,7 @@ def _new(rt: Runtime, scope: Scope, row: Mapping[str, Any], where: str) -> tuple
             session_id=session_id, kind=kind, text=text,
             metadata=encode_json(dict(row.get("metadata") or {}), where="metadata"),
             token_count=count_message(text), created_at=check_time(row.get("created_at")),
-            terms=terms.hashes, term_counts=terms.counts, term_total=terms.length,
+            terms=terms.hashes, term_counts=terms.counts, term_total=terms.length, given_id=given is not None,
         )  # fmt: skip
     except InvalidArgument as exc:
         raise type(exc)(f"{where}{exc}") from exc

@@ -24,6 +24,7 @@ _RETRY = {"40001", "40P01"}  # serialization failure, deadlock
 _LOST = {"57P01", "57P02", "57P03", "57P05"}  # shut down, crashed, starting up, idle timeout
 _POOLED = {"42P05", "26000"}  # a prepared statement exists already, or does not, on whatever connection it is now
 _AUTH = {"28P01", "28000"}
+_IDS = {"records_pkey", "records_alias"}
 
 
 def translate(error: Any, address: str, *, lost: bool = False) -> PgmemError:
@@ -39,6 +40,10 @@ def translate(error: Any, address: str, *, lost: bool = False) -> PgmemError:
         return Conflict(f"{primary}; turn ids are unique within a group")
     if state == "23503" and "evidence" in str(getattr(diagnostics, "table_name", "")):
         return NotFound("the evidence names a turn that this group does not have; pass a stored turn, or a source")
+    if state == "23505" and getattr(diagnostics, "constraint_name", None) in _IDS:
+        fault = StoreUnavailable(f"another write stored the same ids at the same moment: {primary}; write again")
+        fault.retry = True  # type: ignore[attr-defined]
+        return fault
     if state in _AUTH or "password authentication failed" in primary or "no password supplied" in primary:
         return ConfigurationError(f"Postgres at {address} refused the login: {primary}")
     if state == "3D000" or ('database "' in primary and "does not exist" in primary):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from pgmem_core.database.connection import Connection, VectorParameter, jsonb
 from pgmem_core.database.migrate import Model
 from pgmem_core.encoding import decode_json, decode_text, encode_text
+from pgmem_core.errors import Conflict
 from pgmem_core.filters import CompiledFilter
 from pgmem_core.ids import user_key
 from pgmem_core.protocols import Vectors
@@ -37,6 +38,7 @@ class NewRecord:
     terms: tuple[int, ...]
     term_counts: tuple[int, ...]
     term_total: int
+    given_id: bool = False  # the caller's own: it may be stored already
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +97,32 @@ def _text(row: Sequence[Any], score: float | None) -> MemoryText:
 
 def add(conn: Connection, scope: Scope, records: Sequence[NewRecord], *, model: Model, vectors: Vectors) -> list[str]:
     """Add records of other kinds than turns, each once per id, and return their ids. COPY for more than a few."""
+    _check_owner(conn, scope, records)
     if len(records) >= _COPY_FROM:
         return add_many(conn, scope, records, model=model, vectors=vectors)
-    for record, vector in zip(records, vectors, strict=True):
+    for record, vector in _in_order(zip(records, vectors, strict=True)):
         insert(conn, scope, record, model=model, vector=vector)
     return [str(record.id) for record in records]
+
+
+def _in_order(rows: Iterable[tuple[NewRecord, Any]]) -> list[tuple[NewRecord, Any]]:
+    # Two batches of the same ids wait for each other's: in one order they cannot do so in a circle.
+    return sorted(rows, key=lambda row: row[0].id)
+
+
+def _check_owner(conn: Connection, scope: Scope, records: Sequence[NewRecord]) -> None:
+    """Raise Conflict if a caller's id is something else's already: what was given would be lost without a word."""
+    given = {record.id: record for record in records if record.given_id}
+    if not given:
+        return
+    for record_id, user_id, session_id, kind in conn.query(
+        f"""SELECT id, user_id, session_id, kind FROM {conn.schema}.records
+            WHERE tenant_id = %(tenant)s AND id = ANY (%(ids)s)""",
+        {"tenant": scope.tenant_id, "ids": list(given)},
+    ):
+        record = given[record_id]
+        if (user_id, session_id, kind) != (scope.user_id, record.session_id, record.kind):
+            raise Conflict(f"id {record_id} is in use for something else; ids are unique within a tenant")
 
 
 def insert(conn: Connection, scope: Scope, record: NewRecord, *, model: Model | None, vector: Vectors | None) -> None:
@@ -157,7 +180,7 @@ def add_many(
                 encode_text(record.text), jsonb(record.metadata), record.token_count, record.created_at or now,
                 list(record.terms), record.term_total, model.id, VectorParameter(vector),
             )
-            for record, vector in new
+            for record, vector in _in_order(new)
         ),
     )  # fmt: skip
     conn.copy(

@@ -88,7 +88,7 @@ BEGIN
                             THEN ' WHERE NOT (r.session_id = $4 AND r.seq IS NOT NULL AND r.token_offset >= $5)'
                             ELSE '' END
                     || ' ORDER BY (r.embedding <=> $3) + 0 LIMIT $6',
-                p_tenant, p_user, p_vector, p_skip_session, p_skip_offset, p_limit, greatest(300, 8 * p_limit)) n;
+                p_tenant, p_user, p_vector, p_skip_session, p_skip_offset, p_limit, greatest(300, 6 * p_limit)) n;
             RETURN;
         END IF;
     END IF;
