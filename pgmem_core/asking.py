@@ -267,7 +267,7 @@ def get_all(
 
 
 def update(
-    rt: Runtime, group_id: str, memory_id: str | uuid.UUID, content: object, given: Any = None
+    rt: Runtime, group_id: str, memory_id: str | uuid.UUID, content: object, user_id: str | None, given: Any = None
 ) -> Flow[MemoryText]:
     """Replace a memory's text; what it was stays in its history. Its meaning is embedded anew off the turn."""
     tenant, record_id = check_id(group_id, "group_id"), record_uuid(memory_id)
@@ -275,8 +275,11 @@ def update(
     text = searchable_text(body)
     if is_blank(text):
         raise InvalidArgument("the new text is blank; delete the memory instead")
+    user = None if user_id is None else check_id(user_id)
     yield from flows.ready(rt)
-    found = yield from transact(edits.update, tenant, record_id, text, language=rt.settings.language, given=given)
+    found = yield from transact(
+        edits.update, tenant, record_id, text, user_id=user, language=rt.settings.language, given=given
+    )
     if found is None:
         raise NotFound(f"no memory {memory_id} in group {group_id!r}")
     rt.wake()

@@ -28,6 +28,7 @@ from pgmem_core.types import Authority, Scope, SubjectRef, Turn
 __all__ = ["EvidenceLike", "clear", "facts", "get", "get_all", "history", "observe", "promote", "put", "user_subject"]
 
 EvidenceLike = Turn | Evidence | str
+_MOST_TTL_SECONDS = 100 * 365 * 86400.0  # a hundred years; an interval has an end
 
 
 def user_subject(scope: Scope) -> SubjectRef:
@@ -40,6 +41,8 @@ def user_subject(scope: Scope) -> SubjectRef:
 def _evidence(given: Sequence[EvidenceLike] | EvidenceLike, session_id: str) -> list[Evidence]:
     if isinstance(given, Turn | Evidence | str):
         given = [given]
+    if not isinstance(given, Sequence):
+        raise InvalidArgument(f"evidence must be turns, Evidence or the name of a source, got {type(given).__name__}")
     made = []
     for one in given:
         if isinstance(one, Turn):
@@ -96,20 +99,27 @@ def observe(
         explicit=explicit or action == "correct",
     )
     yield from ready(rt)
-    place = Place(key.scope, key.session_id, rt.settings.language)
+    # A user's own facts are that user's memory, whoever's session states them.
+    owner = replace(key.scope, user_id=about.identifier) if about.kind == "user" else key.scope
+    place = Place(owner, key.session_id, rt.settings.language)
     settled = yield from transact(_settle, place, claim, given=given)
     rt.wake()
     if settled.reconciled.rejected:
         raise InvalidArgument(settled.reconciled.rejected[0].reason)
-    ids = [fact_id for fact_id in settled.fact_ids if fact_id is not None]
-    if not ids:
+    # The first change is about the claim itself; the rest is what it closes, settles or buries.
+    fact_id = settled.fact_ids[0] if settled.fact_ids else None
+    if fact_id is None:
         return None
-    return (yield from transact(semantic.fetch, key.scope.tenant_id, ids[-1], single=True, given=given))
+    return (yield from transact(semantic.fetch, key.scope.tenant_id, fact_id, single=True, given=given))
 
 
 def _settle(conn: Connection, place: Place, claim: Claim) -> Settled:
+    # Said when the lock was had, by the database's clock: whoever writes last says last, however clocks differ.
     return semantic.settle(
-        conn, place, [claim.subject], lambda current, dead, _: settle([claim], current, tombstones=dead)
+        conn,
+        place,
+        [claim.subject],
+        lambda current, dead, now: settle([replace(claim, said_at=now)], current, tombstones=dead),
     )
 
 
@@ -162,13 +172,20 @@ def put(
 ) -> Flow[None]:
     """Set a key of the session. Raises: NotFound if there is no such session, or it has ended."""
     name = check_id(name, "key")
-    if ttl_seconds is not None and not ttl_seconds > 0:
-        raise InvalidArgument(f"ttl_seconds must be greater than 0, got {ttl_seconds!r}; leave it out for no limit")
+    if ttl_seconds is not None and (
+        not isinstance(ttl_seconds, int | float)
+        or isinstance(ttl_seconds, bool)
+        or not 0 < ttl_seconds <= _MOST_TTL_SECONDS
+    ):
+        raise InvalidArgument(
+            f"ttl_seconds must be a number greater than 0 and at most {_MOST_TTL_SECONDS:.0f}, got {ttl_seconds!r};"
+            " leave it out for no limit"
+        )
     stored = encode_json(value, where=f"execution[{name!r}]")
     yield from ready(rt)
     done = yield from transact(
         execution.put,
-        key.scope.tenant_id,
+        key.scope,
         key.session_id,
         name,
         stored,
@@ -181,19 +198,21 @@ def put(
 
 
 def get(rt: Runtime, key: SessionKey, name: str, default: Any) -> Flow[Any]:
+    name = check_id(name, "key")
     yield from ready(rt)
-    found = yield from transact(execution.fetch, key.scope.tenant_id, key.session_id, name, single=True)
+    found = yield from transact(execution.fetch, key.scope, key.session_id, name, single=True)
     return found[0] if found else default
 
 
 def get_all(rt: Runtime, key: SessionKey) -> Flow[dict[str, Any]]:
     yield from ready(rt)
-    return (yield from transact(execution.fetch_all, key.scope.tenant_id, key.session_id, single=True))
+    return (yield from transact(execution.fetch_all, key.scope, key.session_id, single=True))
 
 
 def clear(rt: Runtime, key: SessionKey, name: str | None, given: Any = None) -> Flow[int]:
+    name = None if name is None else check_id(name, "key")
     yield from ready(rt)
-    return (yield from transact(execution.clear, key.scope.tenant_id, key.session_id, name, single=True, given=given))
+    return (yield from transact(execution.clear, key.scope, key.session_id, name, single=True, given=given))
 
 
 def promote(
@@ -210,7 +229,7 @@ def promote(
     """Make a fact of an execution entry, explicitly; the entry stays. Raises: NotFound."""
     yield from ready(rt)
     found = yield from transact(
-        execution.fetch, key.scope.tenant_id, key.session_id, check_id(name, "key"), single=True, given=given
+        execution.fetch, key.scope, key.session_id, check_id(name, "key"), single=True, given=given
     )
     if not found:
         raise NotFound(f"execution memory of session {key.session_id!r} has no key {name!r}")

@@ -187,10 +187,17 @@ class PgMem(_Base):
         ), self._rt.database)  # fmt: skip
 
     def update(
-        self, memory_id: str | uuid.UUID, content: object, *, group_id: str = "default", connection: Any = None
+        self,
+        memory_id: str | uuid.UUID,
+        content: object,
+        *,
+        group_id: str = "default",
+        user_id: str | None = None,
+        connection: Any = None,
     ) -> MemoryText:
-        """Replace a memory's text; what it was stays in `history`. Raises: NotFound."""
-        return run(asking.update(self._rt, group_id, memory_id, content, connection), self._rt.database)
+        """Replace a memory's text; what it was stays in `history`. Raises: NotFound, also where user_id is given and
+        it is another user's."""
+        return run(asking.update(self._rt, group_id, memory_id, content, user_id, connection), self._rt.database)
 
     def delete(
         self,
@@ -341,9 +348,15 @@ class AsyncPgMem(_Base):
         ), self._rt.database)  # fmt: skip
 
     async def update(
-        self, memory_id: str | uuid.UUID, content: object, *, group_id: str = "default", connection: Any = None
+        self,
+        memory_id: str | uuid.UUID,
+        content: object,
+        *,
+        group_id: str = "default",
+        user_id: str | None = None,
+        connection: Any = None,
     ) -> MemoryText:
-        return await arun(asking.update(self._rt, group_id, memory_id, content, connection), self._rt.database)
+        return await arun(asking.update(self._rt, group_id, memory_id, content, user_id, connection), self._rt.database)
 
     async def delete(
         self,

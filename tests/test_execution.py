@@ -24,7 +24,7 @@ NAIVE = datetime(2026, 1, 1)  # noqa: DTZ001
 
 def count(dsn: str, table: str) -> int:
     with psycopg.connect(dsn) as conn:
-        row = conn.execute(f"SELECT count(*) FROM pgmem.{table}").fetchone()  # type: ignore[arg-type]
+        row = conn.execute(f"SELECT count(*) FROM pgmem.{table}").fetchone()
     assert row is not None
     return int(row[0])
 
@@ -266,7 +266,7 @@ def test_no_session_sees_what_another_does(dsn: str, steps: list[tuple[Any, ...]
                 gone = [name for name in live or {} if key in (None, name)]
                 assert session.execution.clear(key) == len(gone)
                 for name in gone:
-                    del live[name]  # type: ignore[union-attr]
+                    del live[name]
             elif kind == "end":
                 session.end()
                 model[who] = None

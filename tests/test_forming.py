@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import psycopg
 import pytest
 
 from pgmem_core import AsyncPgMem, BundledEmbedder, PgMem
-from tests.fix_memory import FakeEmbedder, Maker
+from tests.fix_memory import Face, FakeEmbedder, Maker
 
 
 class Slow(BundledEmbedder):
@@ -213,3 +214,52 @@ def test_vectors_are_what_the_embedder_gave(dsn: str) -> None:
     with psycopg.connect(dsn) as conn:
         [(vector,)] = conn.execute("SELECT embedding::text FROM pgmem.memories").fetchall()
     assert np.allclose([float(x) for x in vector[1:-1].split(",")][:3], [0.6, 0.8, 0.0])
+
+
+async def test_facts_and_edited_notes_get_their_vectors(make_memory: Maker) -> None:
+    memory = await make_memory()
+    session = await memory.session.create(user_id="u1")
+    await session.observe("allergic_to", "walnuts", authority="user")
+    [turn] = await memory.add("The physician prescribed rest", user_id="u1")
+    await memory.update(turn.id, "The dentist pulled a tooth")
+    report = await memory.form()
+    assert report.turns == 2
+    found = {one.content: one.parts.cosine for one in await memory.search("nut allergy dentist", user_id="u1")}
+    assert found["allergic to: walnuts"] is not None
+    assert found["The dentist pulled a tooth"] is not None
+    assert (await memory.form()).turns == 0
+
+
+async def test_a_text_the_embedder_refuses_holds_up_its_session_for_a_while_only(make_memory: Maker) -> None:
+    memory = await make_memory(embedder=FakeEmbedder(fail=lambda text: "forbidden" in text))
+    session = await memory.session.create("s", user_id="u1")
+    await session.add_turns([{"role": "user", "content": f"a fine sentence {i}"} for i in range(3)])
+    await session.add_turn("user", "the forbidden one")
+    reports = [await memory.form() for _ in range(4)]
+    assert [report.turns for report in reports] == [0, 0, 0, 3]
+    assert (await session.info()).embedded_through == 4
+    found = {one.content: one.parts.cosine for one in await memory.search("the one fine sentence", user_id="u1")}
+    assert found["the forbidden one"] is None
+    assert found["a fine sentence 1"] is not None
+
+
+async def test_very_old_turns_are_found(memory: Face) -> None:
+    session = await memory.session.create(user_id="u1")
+    await session.add_turn("user", "the steam engine", created_at=datetime(1801, 1, 1, tzinfo=UTC))
+    await session.add_turn("user", "a steam iron")
+    assert {one.content for one in await memory.search("steam", user_id="u1")} == {"the steam engine", "a steam iron"}
+
+
+async def test_an_async_engine_has_its_worker_too(dsn: str) -> None:
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    engine = create_async_engine(dsn.replace("postgresql://", "postgresql+psycopg://"))
+    async with AsyncPgMem(engine) as mem:
+        session = await mem.session.create(user_id="u1")
+        await session.compile_context("written beside the turn, on a connection of its own")
+        deadline = time.monotonic() + 5
+        async with AsyncPgMem(dsn) as other:
+            while not (seen := await (await other.session.get(session.id)).turns()) and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
+    assert [turn.text for turn in seen] == ["written beside the turn, on a connection of its own"]
+    await engine.dispose()

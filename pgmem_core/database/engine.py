@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection as SAConnection
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Engine, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection as SAAsyncConnection
@@ -143,13 +143,17 @@ class Database:
         self._check_fork()
         if self._given_sync is not None:
             return self._given_sync
-        if self._given_async is not None:
-            raise ConfigurationError(
-                "this client was built on an AsyncEngine and has no sync side; build PgMem on a DSN or an Engine"
-            )
+        url = make_url("postgresql+psycopg://")
+        if self._given_async is not None:  # the thread beside the turn and the worker need one of the same database
+            url = self._given_async.url.set(drivername="postgresql+psycopg")
+            if url.host is None and url.database is None and not url.query:
+                raise ConfigurationError(
+                    "the AsyncEngine has no URL to build a sync side from (it connects by creator= or connect_args=);"
+                    " build the client on a DSN"
+                )
         with self._lock:
             if self._sync is None:
-                engine = create_engine("postgresql+psycopg://", **self._arguments())
+                engine = create_engine(url, **self._arguments())
                 event.listen(engine, "connect", self._on_connect)
                 self._sync = engine
             return self._sync

@@ -52,6 +52,7 @@ class Claim:
     user_id: str
     embedded_through: int
     lease: datetime  # when it ends; also what tells this claim from a later one
+    attempts: int = 0  # that failed before
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,21 @@ class Pending:
     digest: bytes = b""  # SHA-256 of the stored content: a vector is for this text and no later one
 
 
+def load_loose(conn: Connection, *, tenant_id: str | None, after: uuid.UUID | None) -> list[tuple[str, str, Pending]]:
+    """Return records of no session's line (facts, edited notes) that have no vector, with tenant and user; by id."""
+    rows = conn.query(
+        f"""SELECT tenant_id, user_id, id, content FROM {conn.schema}.records
+            WHERE model IS NULL AND seq IS NULL AND invalidated_at IS NULL
+              AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s) AND (%(after)s::uuid IS NULL OR id > %(after)s)
+            ORDER BY id LIMIT %(limit)s""",
+        {"tenant": tenant_id, "after": after, "limit": BATCH_TURNS},
+    )
+    return [
+        (tenant, user, Pending(record_id, 0, decode_text(content), "", sha256(content.encode()).digest()))
+        for tenant, user, record_id, content in rows
+    ]
+
+
 def claim(conn: Connection, *, limit: int, lease_seconds: float, tenant_id: str | None, eager: bool) -> list[Claim]:
     """Take up to limit sessions that nobody else is at; eager takes also those whose retry is not due yet."""
     rows = conn.query(
@@ -76,7 +92,7 @@ def claim(conn: Connection, *, limit: int, lease_seconds: float, tenant_id: str 
                     AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)
                   ORDER BY tenant_id, session_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED) due
             WHERE s.tenant_id = due.tenant_id AND s.session_id = due.session_id
-            RETURNING s.tenant_id, s.session_id, s.user_id, s.embedded_through, s.claimed_until""",
+            RETURNING s.tenant_id, s.session_id, s.user_id, s.embedded_through, s.claimed_until, s.attempts""",
         {"limit": limit, "lease": lease_seconds, "tenant": tenant_id, "eager": eager},
     )
     return [Claim(*row) for row in rows]
@@ -145,7 +161,7 @@ def _normalised(vectors: Vectors) -> Vectors:
     return scaled
 
 
-def store_vectors(conn: Connection, claimed: Claim, turns: Sequence[Pending], vectors: Vectors, *, model: Model) -> int:
+def store_vectors(conn: Connection, tenant_id: str, turns: Sequence[Pending], vectors: Vectors, *, model: Model) -> int:
     """Write one vector a turn and return how many there were: fewer where a turn was edited or deleted meanwhile.
 
     Takes no lock on the session, so no add_turn waits for an index insert."""
@@ -155,7 +171,7 @@ def store_vectors(conn: Connection, claimed: Claim, turns: Sequence[Pending], ve
             WHERE r.tenant_id = %(tenant)s AND r.id = v.id AND sha256(convert_to(r.content, 'UTF8')) = v.digest
             RETURNING true""",
         {
-            "model": model.id, "ids": [turn.id for turn in turns], "tenant": claimed.tenant_id,
+            "model": model.id, "ids": [turn.id for turn in turns], "tenant": tenant_id,
             "vectors": [VectorParameter(vector) for vector in vectors], "digests": [turn.digest for turn in turns],
         },
     )  # fmt: skip

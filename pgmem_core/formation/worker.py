@@ -12,7 +12,7 @@ import numpy as np
 
 from pgmem_core.database.migrate import Model
 from pgmem_core.effects import Flow, embed, pause, run, transact
-from pgmem_core.errors import BadVector, EmbeddingError, PgmemError, StoreUnavailable
+from pgmem_core.errors import BadVector, DimensionMismatch, EmbeddingError, PgmemError, StoreUnavailable
 from pgmem_core.flows import ready, store_model
 from pgmem_core.formation import embedding
 from pgmem_core.formation.embedding import Claim, Pending
@@ -26,6 +26,8 @@ __all__ = ["FormReport", "Worker", "form"]
 log = logging.getLogger(__name__)
 
 _SESSIONS_AT_A_TIME = 8
+# Rounds in which an embedder may fail before its texts are tried one by one.
+_PATIENCE = 3
 # How long form() waits between looks at sessions that another worker is at.
 _WAIT_SECONDS = 0.02
 # How often it looks again at sessions that wait and cannot be claimed.
@@ -34,7 +36,7 @@ _IDLE_ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class FormReport:
-    """What a drain did: turns embedded, sessions brought up to date, and the errors of those that were not."""
+    """What a drain did: turns and facts embedded, sessions brought up to date, the errors of those that were not."""
 
     turns: int = 0
     sessions: int = 0
@@ -77,6 +79,7 @@ def form(
         if claims:
             idle = 0
             continue
+        report += FormReport(turns=(yield from _form_loose(rt, tenant_id)))
         if not wait:
             return report
         waiting, busy = yield from transact(
@@ -97,13 +100,15 @@ def _form_session(rt: Runtime, claimed: Claim) -> Flow[FormReport]:
         while True:
             pending, through = yield from transact(embedding.load, claimed, single=True)
             problem = None
-            good, vectors = yield from _vectors_of(rt, model, pending)
+            good, vectors = yield from _vectors_of(rt, model, pending, patient=claimed.attempts < _PATIENCE)
             if len(good) < len(pending):
                 bad = ", ".join(str(turn.seq) for turn in pending if turn not in good)
                 problem = f"the embedder gave no usable vector for turn {bad}: found by words only"
                 log.warning("session %r: %s", claimed.session_id, problem)
             if good:
-                stored = yield from transact(embedding.store_vectors, claimed, good, vectors, model=model, single=True)
+                stored = yield from transact(
+                    embedding.store_vectors, claimed.tenant_id, good, vectors, model=model, single=True
+                )
                 count += stored
                 if stored < len(good):
                     continue  # edited or deleted meanwhile: look again before stepping over them
@@ -126,26 +131,66 @@ def _form_session(rt: Runtime, claimed: Claim) -> Flow[FormReport]:
     return FormReport(count, 1)
 
 
-def _vectors_of(rt: Runtime, model: Model, pending: list[Pending]) -> Flow[tuple[list[Pending], Vectors]]:
+def _vectors_of(
+    rt: Runtime, model: Model, pending: list[Pending], *, patient: bool = True
+) -> Flow[tuple[list[Pending], Vectors]]:
     """Return the turns that could be embedded, and a vector for each.
 
-    A bad vector (NaN, infinity, zero) refuses its whole batch, so the batch is then embedded turn by turn, and
-    only the turns it came from stay without one. Raises: EmbeddingError where the embedder itself failed.
+    A bad vector (NaN, infinity, zero) refuses its whole batch, so the batch is then embedded turn by turn, and only
+    the turns it came from stay without one. An embedder that fails is patiently tried again as a whole; where that
+    has not helped, one text it refuses may be the reason, and those that it takes singly go on without it.
+
+    Raises: EmbeddingError where the embedder failed on every turn.
     """
+    none = np.empty((0, 0), dtype=np.float32)
     if not pending:
-        return [], np.empty((0, 0), dtype=np.float32)
+        return [], none
     try:
         return pending, embedding.combine((yield from _embedded(rt, model, pending)))
     except BadVector:
         if len(pending) == 1:
-            return [], np.empty((0, 0), dtype=np.float32)
+            return [], none
+    except EmbeddingError:
+        if patient or len(pending) == 1:
+            raise
     good, parts = [], []
+    failure: EmbeddingError | None = None
     for turn in pending:
-        kept, vectors = yield from _vectors_of(rt, model, [turn])
+        try:
+            kept, vectors = yield from _vectors_of(rt, model, [turn], patient=patient)
+        except EmbeddingError as exc:
+            failure = exc
+            continue
         if kept:
             good.append(turn)
             parts.append(vectors)
-    return good, np.concatenate(parts) if parts else np.empty((0, 0), dtype=np.float32)
+    if failure is not None and not good:
+        raise failure
+    return good, np.concatenate(parts) if parts else none
+
+
+def _form_loose(rt: Runtime, tenant_id: str | None) -> Flow[int]:
+    """Embed what belongs to no session's line: facts, edited notes. What fails waits for the next round."""
+    count, after = 0, None
+    while True:
+        found = yield from transact(embedding.load_loose, tenant_id=tenant_id, after=after, single=True)
+        if not found:
+            return count
+        try:
+            model = yield from store_model(rt)
+            good, vectors = yield from _vectors_of(rt, model, [pending for _, _, pending in found], patient=False)
+        except (EmbeddingError, DimensionMismatch, ImportError) as exc:
+            log.warning("%d facts or notes could not be embedded: %s", len(found), exc)
+            return count
+        tenants = {pending.id: tenant for tenant, _, pending in found}
+        for tenant in sorted(set(tenants.values())):
+            places = [i for i, pending in enumerate(good) if tenants[pending.id] == tenant]
+            if places:
+                count += yield from transact(
+                    embedding.store_vectors, tenant, [good[i] for i in places], vectors[places], model=model,
+                    single=True,
+                )  # fmt: skip
+        after = found[-1][2].id
 
 
 def _embedded(rt: Runtime, model: Model, pending: list[Pending]) -> Flow[Vectors]:

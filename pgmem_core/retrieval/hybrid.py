@@ -50,7 +50,7 @@ class Query:
             "recency": self.recency_share,
             "floor": self.floor,
             "floor_grows": self.floor_grows,
-            "as_of": self.as_of or datetime.now(UTC),
+            "as_of": self.as_of,
         }
 
 
@@ -72,8 +72,9 @@ class Found:
 _ARGUMENTS = """%(user)s, %(user_key)s, %(terms)s::bigint[], %(vector)s, %(model)s, %(dimensions)s,
     %(kinds)s::text[], %(session)s, %(agent)s, %(after)s::timestamptz, %(before)s::timestamptz,
     %(path)s::jsonpath, %(variables)s"""
-_WEIGHTS = """%(limit)s, %(candidates)s, %(as_of)s::timestamptz, %(half_life)s, %(recency)s, %(floor)s,
-    %(floor_grows)s"""
+# Now by the database's clock, which dated what is read.
+_WEIGHTS = """%(limit)s, %(candidates)s, coalesce(%(as_of)s::timestamptz, statement_timestamp()), %(half_life)s,
+    %(recency)s, %(floor)s, %(floor_grows)s"""
 
 
 def search(conn: Connection, scope: Scope, query: Query, where: Where) -> list[ScoredMemory]:

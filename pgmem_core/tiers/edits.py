@@ -19,15 +19,19 @@ from pgmem_core.types import MemoryText
 __all__ = ["delete", "delete_user", "history", "update"]
 
 
-def update(conn: Connection, tenant_id: str, record_id: uuid.UUID, text: str, *, language: str) -> MemoryText | None:
-    """Replace a record's text and terms, drop its vector, log what it was; None if there is no such record.
+def update(
+    conn: Connection, tenant_id: str, record_id: uuid.UUID, text: str, *, user_id: str | None, language: str
+) -> MemoryText | None:
+    """Replace a record's text and terms, drop its vector, log what it was; None if there is no such record (of the
+    user, if one is named).
 
     The session's watermark goes back to the turn, so that the worker embeds it anew; the lease of one that is at
     the session ends, so that it does not step over the turn. Lock order: session, record.
     """
     place = conn.query(
-        f"SELECT session_id, seq, kind FROM {conn.schema}.records WHERE tenant_id = %(tenant)s AND id = %(id)s",
-        {"tenant": tenant_id, "id": record_id},
+        f"""SELECT session_id, seq, kind FROM {conn.schema}.records
+            WHERE tenant_id = %(tenant)s AND id = %(id)s AND (%(user)s::text IS NULL OR user_id = %(user)s)""",
+        {"tenant": tenant_id, "id": record_id, "user": user_id},
     )
     if not place:
         return None

@@ -10,56 +10,71 @@ from typing import Any
 
 from pgmem_core.database.connection import Connection, jsonb
 from pgmem_core.encoding import decode_json
+from pgmem_core.types import Scope
 
 __all__ = ["clear", "expire", "fetch", "fetch_all", "put"]
 
 _LIVE = "(expires_at IS NULL OR expires_at > clock_timestamp())"
+# The session is the user's, and open: a write that raced with its end may have left an entry behind.
+_OPEN = """SELECT FROM {schema}.sessions s WHERE s.tenant_id = %(tenant)s AND s.session_id = %(session)s
+    AND s.user_id = %(user)s AND s.ended_at IS NULL"""
 
 
-def put(conn: Connection, tenant_id: str, session_id: str, key: str, value: Any, *, ttl_seconds: float | None) -> bool:
-    """Set a key; False if the session does not exist or has ended. One statement."""
+def put(conn: Connection, scope: Scope, session_id: str, key: str, value: Any, *, ttl_seconds: float | None) -> bool:
+    """Set a key; False if the user has no such session or it has ended. One statement."""
     rows = conn.query(
         f"""INSERT INTO {conn.schema}.execution (tenant_id, session_id, key, value, expires_at)
             SELECT %(tenant)s, %(session)s, %(key)s, %(value)s,
                    clock_timestamp() + %(ttl)s::float8 * interval '1 second'
             FROM {conn.schema}.sessions
-            WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND ended_at IS NULL
+            WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND user_id = %(user)s
+              AND ended_at IS NULL
             ON CONFLICT (tenant_id, session_id, key) DO UPDATE
             SET value = excluded.value, expires_at = excluded.expires_at, set_at = clock_timestamp()
             RETURNING true""",
-        {"tenant": tenant_id, "session": session_id, "key": key, "value": jsonb(value), "ttl": ttl_seconds},
+        {
+            "tenant": scope.tenant_id,
+            "user": scope.user_id,
+            "session": session_id,
+            "key": key,
+            "value": jsonb(value),
+            "ttl": ttl_seconds,
+        },
     )
     return bool(rows)
 
 
-def fetch(conn: Connection, tenant_id: str, session_id: str, key: str) -> list[Any]:
+def fetch(conn: Connection, scope: Scope, session_id: str, key: str) -> list[Any]:
     """Return [value], or [] if the key is not set or has expired."""
     rows = conn.query(
         f"""SELECT value FROM {conn.schema}.execution
-            WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND key = %(key)s AND {_LIVE}""",
-        {"tenant": tenant_id, "session": session_id, "key": key},
+            WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND key = %(key)s AND {_LIVE}
+              AND EXISTS ({_OPEN.format(schema=conn.schema)})""",
+        {"tenant": scope.tenant_id, "user": scope.user_id, "session": session_id, "key": key},
     )
     return [decode_json(row[0]) for row in rows]
 
 
-def fetch_all(conn: Connection, tenant_id: str, session_id: str) -> dict[str, Any]:
+def fetch_all(conn: Connection, scope: Scope, session_id: str) -> dict[str, Any]:
     """Return every live key with its value, in the order of the keys."""
     rows = conn.query(
         f"""SELECT key, value FROM {conn.schema}.execution
-            WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND {_LIVE} ORDER BY key""",
-        {"tenant": tenant_id, "session": session_id},
+            WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND {_LIVE}
+              AND EXISTS ({_OPEN.format(schema=conn.schema)}) ORDER BY key""",
+        {"tenant": scope.tenant_id, "user": scope.user_id, "session": session_id},
     )
     return {key: decode_json(value) for key, value in rows}
 
 
-def clear(conn: Connection, tenant_id: str, session_id: str, key: str | None = None) -> int:
+def clear(conn: Connection, scope: Scope, session_id: str, key: str | None = None) -> int:
     """Remove a key, or all; return how many there were."""
     return len(
         conn.query(
             f"""DELETE FROM {conn.schema}.execution
                 WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND (%(key)s::text IS NULL OR key = %(key)s)
+                  AND EXISTS ({_OPEN.format(schema=conn.schema)})
                 RETURNING true""",
-            {"tenant": tenant_id, "session": session_id, "key": key},
+            {"tenant": scope.tenant_id, "user": scope.user_id, "session": session_id, "key": key},
         )
     )
 

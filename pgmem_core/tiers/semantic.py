@@ -73,7 +73,7 @@ def settle(conn: Connection, place: Place, subjects: Iterable[SubjectRef], decid
     current = _select(conn, tenant, "f.subject_id = ANY (%(ids)s) AND f.superseded_at = 'infinity'", {"ids": ids})
     dead = _tombstones(conn, tenant, by_id)
     reconciled = decide(current, dead, now)
-    writer = _Writer(conn, place, now)
+    writer = _Writer(conn, place, now, by_id)
     done = tuple(writer.write(change) for change in reconciled.changes)
     return Settled(reconciled, done)
 
@@ -102,12 +102,12 @@ def _lock(conn: Connection, tenant: str, subjects: dict[uuid.UUID, SubjectRef]) 
 class _Writer:
     """Writes changes in order, each a microsecond after the one before, and knows which row a ref became."""
 
-    def __init__(self, conn: Connection, place: Place, now: datetime) -> None:
+    def __init__(self, conn: Connection, place: Place, now: datetime, subjects: dict[uuid.UUID, SubjectRef]) -> None:
         self._conn = conn
         self._place = place
         self._now = now
         self._refs: dict[str, uuid.UUID] = {}
-        self._subjects: set[uuid.UUID] = set()
+        self._subjects = subjects
 
     def write(self, change: Change) -> str | None:
         """Write one change and return the id of the row it is about."""
@@ -185,7 +185,10 @@ class _Writer:
         )  # fmt: skip
         self._evidence(made, new.evidence)
         if new.status == "accepted" and (new.valid_to is None or new.valid_to > self._now):
-            self._index(made, new.subject, new.predicate, new.value, new.last_confirmed_at)
+            self._index(
+                made, self._place.scope, self._place.session_id, new.subject, new.predicate, new.value,
+                new.last_confirmed_at,
+            )  # fmt: skip
         return str(made)
 
     @property
@@ -199,13 +202,21 @@ class _Writer:
             {"tenant": self._tenant, "id": subject, "at": self._now},
         )
 
-    def _index(self, fact: uuid.UUID, subject: SubjectRef, predicate: str, value: Any, at: datetime) -> None:
+    def _index(
+        self,
+        fact: uuid.UUID,
+        scope: Scope,
+        session_id: str | None,
+        subject: SubjectRef,
+        predicate: str,
+        value: Any,
+        at: datetime,
+    ) -> None:
         """Make the fact findable: by its words now, by its meaning once the worker has been."""
-        scope = self._place.scope
         text = fact_text(subject, predicate, value, scope.user_id)
         terms = lexical.analyse(text, language=self._place.language)
         record = NewRecord(
-            id=fact, session_id=self._place.session_id or "", kind="fact", text=text, metadata={},
+            id=fact, session_id=session_id or "", kind="fact", text=text, metadata={},
             token_count=count_message(text), created_at=at, terms=terms.hashes, term_counts=terms.counts,
             term_total=terms.length,
         )  # fmt: skip
@@ -249,7 +260,7 @@ class _Writer:
                   confirmations
                 FROM {self._conn.schema}.facts
                 WHERE tenant_id = %(tenant)s AND fact_id = %(id)s AND valid_from < %(to)s::timestamptz
-                RETURNING fact_id""",
+                RETURNING user_id, session_id, subject_id, predicate, value, status, valid_to, last_confirmed_at""",
             {"tenant": self._tenant, "id": fact, "copy": copy, "to": valid_to or self._now, "at": self._now},
         )
         if not rows:  # it would have ended before it began
@@ -262,6 +273,10 @@ class _Writer:
             {"tenant": self._tenant, "id": fact, "copy": copy},
         )
         self._evidence(copy, evidence)
+        [(user, session, subject, predicate, value, status, ends, said)] = rows
+        if status == "accepted" and ends > self._now:  # it holds until then, and is found until then
+            scope = Scope(self._tenant, user)
+            self._index(copy, scope, session, self._subjects[subject], predicate, decode_json(value), said)
         self._refs[str(fact)] = copy
         return str(copy)
 

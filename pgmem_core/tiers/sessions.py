@@ -105,7 +105,9 @@ def end(conn: Connection, tenant_id: str, session_id: str, *, user_id: str) -> S
     """Mark the session ended (once) and return it. Raises: NotFound, also where it is another user's."""
     rows = conn.query(
         f"""WITH cleared AS (  -- what the agent was doing ends with the session
-              DELETE FROM {conn.schema}.execution WHERE tenant_id = %(tenant)s AND session_id = %(session)s)
+              DELETE FROM {conn.schema}.execution e USING {conn.schema}.sessions s
+              WHERE e.tenant_id = %(tenant)s AND e.session_id = %(session)s AND s.tenant_id = %(tenant)s
+                AND s.session_id = %(session)s AND s.user_id = %(user)s)
             UPDATE {conn.schema}.sessions SET ended_at = coalesce(ended_at, clock_timestamp())
             WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND user_id = %(user)s RETURNING {_COLUMNS}""",
         {"tenant": tenant_id, "session": session_id, "user": user_id},
@@ -126,10 +128,12 @@ def delete(conn: Connection, tenant_id: str, session_id: str, *, user_id: str) -
     if not found:
         return 0
     # Records that are not turns may name a session that is not their user's: those are not this user's to delete.
+    # Facts learnt here go if they rest on its turns alone.
     [(count,)] = conn.query(
         f"""SELECT {conn.schema}.delete_records(%(tenant)s, %(user)s, coalesce(array_agg(id), '{{}}'))
-            FROM {conn.schema}.records
-            WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND user_id = %(user)s""",
+            FROM {conn.schema}.records r
+            WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND user_id = %(user)s
+              AND NOT EXISTS (SELECT FROM {conn.schema}.facts f WHERE f.tenant_id = %(tenant)s AND f.fact_id = r.id)""",
         {"tenant": tenant_id, "session": session_id, "user": user_id},
     )
     conn.query(

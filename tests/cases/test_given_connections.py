@@ -365,10 +365,16 @@ def test_d13_what_is_neither_dsn_nor_engine_is_refused_at_construction(kind: Any
         kind(dsn=5)
 
 
-async def test_d13_the_other_worlds_engine_is_refused(dsn: str) -> None:
+async def test_d13_the_other_worlds_engine(dsn: str) -> None:
+    """An async engine's URL gives the sync side that the worker needs; a sync engine gives no async side."""
     engine, aengine = create_engine(through_psycopg(dsn)), create_async_engine(through_psycopg(dsn))
+    with PgMem(aengine) as memory:
+        memory.add("the cello", user_id="u1")
+        assert [str(text) for text in memory.get_all(user_id="u1")] == ["the cello"]
+    bare = create_async_engine("postgresql+psycopg://", async_creator=lambda: psycopg.AsyncConnection.connect(dsn))
     with pytest.raises(ConfigurationError, match="AsyncEngine"):
-        PgMem(aengine).setup()
+        PgMem(bare).setup()
+    await bare.dispose()
     with pytest.raises(ConfigurationError, match="sync Engine"):
         await AsyncPgMem(engine).setup()
     engine.dispose()

@@ -64,6 +64,7 @@ ALTER TABLE records ALTER COLUMN embedding SET STORAGE MAIN;
 CREATE UNIQUE INDEX records_turns ON records (tenant_id, session_id, seq) WHERE seq IS NOT NULL;
 CREATE INDEX records_of_session ON records (tenant_id, session_id, kind) WHERE seq IS NULL;
 CREATE INDEX records_instructions ON records (tenant_id, session_id, seq) WHERE role IN ('system', 'developer');
+CREATE INDEX records_unembedded ON records (tenant_id, id) WHERE model IS NULL AND seq IS NULL;
 CREATE UNIQUE INDEX records_alias ON records (tenant_id, alias_id) WHERE alias_id IS NOT NULL;
 CREATE INDEX records_scope ON records (tenant_id, user_id, created_at);
 -- One bit a dimension beside the scope: a whole scope is compared without a look at the table (95 bytes a memory at

@@ -145,6 +145,11 @@ LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     r record;  v_count bigint := 0;  v_facts uuid[];
 BEGIN
+    IF p_user IS NOT NULL THEN
+        p_ids := ARRAY(SELECT o.id FROM records o
+                       WHERE o.tenant_id = p_tenant AND o.id = ANY (p_ids) AND o.user_id = p_user);
+    END IF;
+    -- Also other users' facts: without its evidence a fact leads nowhere.
     v_facts := ARRAY(
         SELECT e.fact_id FROM evidence e
         WHERE e.tenant_id = p_tenant AND e.fact_id IN (
@@ -152,7 +157,7 @@ BEGIN
         GROUP BY e.fact_id HAVING bool_and(e.turn_id IS NOT NULL AND e.turn_id = ANY (p_ids)));
     FOR r IN
         DELETE FROM records
-        WHERE tenant_id = p_tenant AND id = ANY (p_ids || v_facts) AND (p_user IS NULL OR user_id = p_user)
+        WHERE tenant_id = p_tenant AND id = ANY (p_ids || v_facts)
         RETURNING id, user_key, terms
     LOOP
         DELETE FROM postings
@@ -161,7 +166,6 @@ BEGIN
             v_count := v_count + 1;
         END IF;
     END LOOP;
-    DELETE FROM facts WHERE tenant_id = p_tenant AND fact_id = ANY (p_ids || v_facts)
-        AND (p_user IS NULL OR user_id = p_user);
+    DELETE FROM facts WHERE tenant_id = p_tenant AND fact_id = ANY (p_ids || v_facts);
     RETURN v_count;
 END $$;

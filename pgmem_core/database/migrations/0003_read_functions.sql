@@ -236,6 +236,10 @@ BEGIN
                coalesce(f.idf, 0) / ln(1 + greatest(v_count - 0.5::float8, 0.5::float8) / 1.5::float8) AS rare,
                coalesce(f.cosine, CASE WHEN r.model = p_model THEN 1 - (r.embedding <=> p_vector) END) AS cosine
         FROM found f JOIN records r ON r.tenant_id = p_tenant AND r.id = f.id
+        -- A fact whose time is over, or has not come, is not recalled as if it held.
+        WHERE r.kind <> 'fact' OR NOT EXISTS (
+            SELECT FROM facts b WHERE b.tenant_id = p_tenant AND b.fact_id = r.id
+                AND (b.valid_from > p_as_of OR b.valid_to <= p_as_of OR b.expires_at <= p_as_of))
     ), floor AS MATERIALIZED (
         SELECT p_floor IS NULL OR coalesce(max(raw.cosine) + c_covered * max(raw.covered) >= v_floor, false)
                OR coalesce(max(raw.covered * raw.rare) FILTER (WHERE raw.cosine IS NULL) >= c_words, false) AS passed
@@ -264,8 +268,8 @@ BEGIN
                0.1::float8 * sum(placed.base) FILTER (WHERE placed.place <= 3) OVER (PARTITION BY placed.session_id)
                    AS episode,
                1 - p_recency_share + p_recency_share
-                   * power(0.5::float8, greatest(extract(epoch FROM p_as_of - placed.created_at)::float8, 0)
-                                        / 86400 / p_half_life_days) AS decay
+                   * power(0.5::float8, least(1000, greatest(extract(epoch FROM p_as_of - placed.created_at)::float8, 0)
+                                                    / 86400 / p_half_life_days)) AS decay  -- beyond 1,000 it underflows
         FROM placed
     ), best AS (
         SELECT lent.*, (lent.base + lent.neighbour + lent.episode) * lent.decay AS score

@@ -25,6 +25,7 @@ DECLARE
     v_first  bigint;
     v_offset bigint := 9223372036854775807;
     v_asked  boolean := false;
+    v_now    timestamptz := clock_timestamp();
 BEGIN
     SELECT * INTO s FROM sessions WHERE tenant_id = p_tenant AND session_id = p_this_session;
     IF FOUND THEN
@@ -63,19 +64,24 @@ BEGIN
                 AND r.role = 'user' AND r.seq < v_first ORDER BY r.seq DESC LIMIT 1;
         END IF;
     END IF;
+    -- The best 100 of those the stable prefix may show, and of those learnt since: the old never hide the new.
     RETURN QUERY SELECT 4, f.fact_id, j.kind, f.session_id, NULL::bigint, f.authority, f.predicate, f.value,
         jsonb_build_object('subject', j.identifier), NULL::integer, f.recorded_at, f.confidence::float8, NULL::float8,
         NULL::float8, NULL::float8, NULL::float8, NULL::float8, NULL::float8, NULL::float8
-    FROM facts f JOIN subjects j ON j.tenant_id = f.tenant_id AND j.subject_id = f.subject_id
-    WHERE f.tenant_id = p_tenant AND f.user_id = p_user AND f.status = 'accepted' AND f.superseded_at = 'infinity'
-        AND f.valid_from <= p_as_of AND f.valid_to > p_as_of AND (f.expires_at IS NULL OR f.expires_at > p_as_of)
-    ORDER BY CASE f.authority WHEN 'user' THEN 0 WHEN 'system' THEN 1 WHEN 'tool' THEN 2 ELSE 3 END,
-             f.predicate, f.recorded_at, f.fact_id
-    LIMIT 100;
+    FROM (SELECT f.*, row_number() OVER (
+              PARTITION BY f.recorded_at > s.prefix_at
+              ORDER BY CASE f.authority WHEN 'user' THEN 0 WHEN 'system' THEN 1 WHEN 'tool' THEN 2 ELSE 3 END,
+                       f.predicate, f.recorded_at, f.fact_id) AS place
+          FROM facts f
+          WHERE f.tenant_id = p_tenant AND f.user_id = p_user AND f.status = 'accepted' AND f.superseded_at = 'infinity'
+              AND f.valid_from <= p_as_of AND f.valid_to > p_as_of
+              AND (f.expires_at IS NULL OR f.expires_at > p_as_of)) f
+    JOIN subjects j ON j.tenant_id = f.tenant_id AND j.subject_id = f.subject_id
+    WHERE f.place <= 100 ORDER BY f.place;
     RETURN QUERY SELECT 5, NULL::uuid, 'execution', p_this_session, NULL::bigint, NULL::text, e.key, e.value,
         NULL::jsonb, NULL::integer, e.set_at, NULL::float8, NULL::float8, NULL::float8, NULL::float8, NULL::float8,
         NULL::float8, NULL::float8, NULL::float8
-    FROM execution e WHERE e.tenant_id = p_tenant AND e.session_id = p_this_session
+    FROM execution e WHERE e.tenant_id = p_tenant AND e.session_id = p_this_session AND s.ended_at IS NULL
         AND (e.expires_at IS NULL OR e.expires_at > clock_timestamp())
     ORDER BY e.key;
     RETURN QUERY SELECT 3, m.* FROM recall(
