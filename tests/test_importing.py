@@ -28,7 +28,8 @@ from pgmem_core.importing import (
 )
 from pgmem_core.importing.locomo import parse_time
 
-LOCOMO = Path("/work/shared/data/locomo-dev.json")
+# Beside a checkout of the developers; its licence keeps it out of the project.
+LOCOMO = Path(__file__).parents[2] / "shared" / "data" / "locomo-dev.json"
 
 Write = Callable[..., Path]
 
