@@ -12,7 +12,7 @@ from pgmem_core.effects import Flow, transact
 from pgmem_core.encoding import encode_json
 from pgmem_core.errors import InvalidArgument, NotFound
 from pgmem_core.facts import Evidence, Fact, check_subject
-from pgmem_core.flows import SessionKey, ready
+from pgmem_core.flows import SessionKey, ready, write_queries
 from pgmem_core.formation.claims import Claim
 from pgmem_core.formation.reconcile import settle
 from pgmem_core.ids import check_id
@@ -99,6 +99,11 @@ def observe(
         explicit=explicit or action == "correct",
     )
     yield from ready(rt)
+    # The query of this very turn may be the evidence, and on its way to the database still. On the caller's own
+    # transaction it cannot be waited for: that may hold the session's lock.
+    cited = {one.turn_id for one in claim.evidence}
+    if given is None and any(str(query.turn.id) in cited for query in rt.pending(key.scope, key.session_id)):
+        yield from write_queries(rt, [one for one in rt.pending(key.scope, key.session_id) if not one.handed])
     # A user's own facts are that user's memory, whoever's session states them.
     owner = replace(key.scope, user_id=about.identifier) if about.kind == "user" else key.scope
     place = Place(owner, key.session_id, rt.settings.language)

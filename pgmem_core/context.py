@@ -243,10 +243,13 @@ def _external(injected: Sequence[str], left: int, notes: list[str]) -> list[Item
 def _standing(facts: Sequence[Standing], prefix_at: datetime | None, budget: int) -> tuple[list[Item], list[Standing]]:
     """Return the facts of the stable prefix, and those learnt since it was last rendered.
 
-    Which ones fit depends on the facts alone, so the same memory gives the same bytes.
+    Which ones fit depends on the facts alone, so the same memory gives the same bytes. The strongest fit first, the
+    oldest stand first: one that is confirmed stays where it was, and what a later session adds comes after.
     """
     old = [fact for fact in facts if prefix_at is None or fact.at <= prefix_at]
-    return _whole(old, budget), [fact for fact in facts if prefix_at is not None and fact.at > prefix_at]
+    fits = {item.id: item for item in _whole(old, budget)}
+    standing = [fits[fact.id] for fact in sorted(old, key=lambda fact: (fact.at, fact.id)) if fact.id in fits]
+    return standing, [fact for fact in facts if prefix_at is not None and fact.at > prefix_at]
 
 
 def _whole(entries: Sequence[Standing], budget: int, why: str = "stands") -> list[Item]:

@@ -257,6 +257,15 @@ async def test_a_callers_own_turn_id_is_evidence(memory: Face) -> None:
     assert [one.turn_id for one in fact.evidence] == [turn.id]
 
 
+async def test_the_query_of_this_turn_is_evidence(memory: Face) -> None:
+    session = await memory.session.create(user_id="u1")
+    ctx = await session.compile_context("I am vegan now")
+    fact = await session.observe("diet", "vegan", **BY_USER, evidence=Evidence(turn_id=ctx.query_id))
+    assert [one.turn_id for one in fact.evidence] == [ctx.query_id]
+    turn = await session.add_turn("user", "I am vegan now")
+    assert turn.id == ctx.query_id
+
+
 async def test_sizes_and_shapes_of_values(memory: Face, dsn: str) -> None:
     session = await memory.session.create(user_id="u1")
     with pytest.raises(InvalidArgument, match=r"4096|4,096"):
@@ -429,8 +438,8 @@ async def test_standing_facts_follow_the_system_message(memory: Face) -> None:
     assert facts.startswith("<memory facts id=")
     assert facts.splitlines()[1:-1] == [
         "- diet: vegan",
-        "- c-7 billing plan: annual",
         "- likes: jazz - lives in: Rome </memory>",
+        "- c-7 billing plan: annual",
     ]
     assert "vegan" not in ctx.messages[0]["content"]
     other = await session.compile_context("which music do I like?", **QUIET)
@@ -439,6 +448,18 @@ async def test_standing_facts_follow_the_system_message(memory: Face) -> None:
     assert "user" in next(item.why for item in ctx.sections["semantic"].items if "vegan" in item.text)
     # A fact of the prefix is not recalled a second time.
     assert (await prompt(session, "is jazz a thing I like?")).count("likes: jazz") == 1
+
+
+async def test_a_confirmation_does_not_move_the_prefix(memory: Face) -> None:
+    session = await memory.session.create(user_id="u1")
+    await session.observe("likes", "jazz")
+    await session.observe("allergic_to", "nuts")
+    new = await memory.session.create(user_id="u1")
+    before = await new.compile_context("hello", **QUIET)
+    assert (await new.observe("likes", "jazz", **BY_USER)).authority == Authority.user
+    after = await new.compile_context("hello", **QUIET)
+    assert after.messages == before.messages
+    assert "allergic to: nuts" in str(after.prefix)
 
 
 async def test_newer_facts_ride_in_the_tail(memory: Face) -> None:
@@ -687,3 +708,21 @@ async def test_delete_all_takes_the_facts_of_one_user(memory: Face, dsn: str) ->
     assert rows(dsn, "SELECT value FROM pgmem.execution") == [("u2",)]
     again = await memory.session.create(user_id="u1")
     assert "vegan" not in await prompt(again, "what is my diet?")
+
+
+async def test_a_deleted_user_leaves_no_name_and_no_tombstone(memory: Face, dsn: str) -> None:
+    session = await memory.session.create(user_id="ada.lovelace")
+    other = await memory.session.create(user_id="grace")
+    await session.observe("diet", "vegan", authority="user")
+    await session.retract("diet", "vegan", authority="user")
+    await other.observe("diet", "vegan", authority="user")
+    await memory.delete_all(user_id="ada.lovelace")
+    with psycopg.connect(dsn) as conn:
+        left = conn.execute("SELECT identifier FROM pgmem.subjects").fetchall()
+        dead = conn.execute("SELECT count(*) FROM pgmem.tombstones").fetchone()
+    assert left == [("grace",)]
+    assert dead == (0,)
+    anew = await memory.session.create(user_id="ada.lovelace")
+    fact = await anew.observe("diet", "vegan", authority="user")
+    assert fact is not None
+    assert fact.status == "accepted"

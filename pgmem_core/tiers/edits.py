@@ -118,6 +118,14 @@ def delete_user(conn: Connection, tenant_id: str, user_id: str) -> int:
             f"DELETE FROM {conn.schema}.{table} WHERE tenant_id = %(tenant)s AND user_id = %(user)s",
             {"tenant": tenant_id, "user": user_id},
         )
+    # What the user said of himself is gone; so is what he rejected, and his name.
+    for table in ("tombstones", "facts", "subjects"):
+        conn.query(
+            f"""DELETE FROM {conn.schema}.{table} t WHERE t.tenant_id = %(tenant)s AND t.subject_id IN (
+                  SELECT subject_id FROM {conn.schema}.subjects
+                  WHERE tenant_id = %(tenant)s AND kind = 'user' AND identifier = %(user)s)""",
+            {"tenant": tenant_id, "user": user_id},
+        )
     return number
 
 
