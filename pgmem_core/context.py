@@ -283,7 +283,7 @@ def _tail(
     parts = [
         fence(kind, "\n".join(item.text for item in items))
         for kind, items in (
-            ("newer-facts", facts),
+            ("more-facts", facts),
             ("recalled", told),
             ("working-state", doing),
             ("current-state", external),

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pgmem_core import context, tokens
 from pgmem_core.content import Content, read_content, searchable_text
 from pgmem_core.database import migrate
@@ -23,7 +25,7 @@ from pgmem_core.errors import (
     NotFound,
     SchemaError,
 )
-from pgmem_core.models.vectors import check_vector
+from pgmem_core.models.vectors import check_vector, check_vectors
 from pgmem_core.protocols import Vectors
 from pgmem_core.retrieval import hybrid, lexical
 from pgmem_core.runtime import PendingQuery, Runtime
@@ -63,13 +65,18 @@ class SessionKey:
 # -- setting up ------------------------------------------------------------------------------------------------
 
 
-def setup(rt: Runtime) -> Flow[None]:
-    """Create or upgrade the schema and register the embedder, if it is at hand. Raises: SchemaError,
-    PermissionDenied, DimensionMismatch."""
+def create_schema(rt: Runtime) -> Flow[None]:
+    """Create or upgrade the schema, if it is not there as this version knows it."""
     state = yield from transact(migrate.inspect, single=True)
     if state.version != migrate.migrations()[-1][0] or state.vector is None:
         state = yield from transact(migrate.setup)
     rt.database.vector = state.vector
+
+
+def setup(rt: Runtime) -> Flow[None]:
+    """Create or upgrade the schema and register the embedder, if it is at hand. Raises: SchemaError,
+    PermissionDenied, DimensionMismatch."""
+    yield from create_schema(rt)
     try:
         yield from store_model(rt)
     except (EmbeddingError, MissingExtra) as exc:
@@ -138,6 +145,17 @@ def _known_model(rt: Runtime) -> Flow[Model | None]:
             return None
         rt.models[name] = found
     return rt.models[name]
+
+
+def embed_all(rt: Runtime, model: Model, texts: Sequence[str]) -> Flow[Vectors]:
+    """Embed any number of texts, `embed_batch_size` at a time. Raises: EmbeddingError, BadVector, DimensionMismatch."""
+    size = rt.settings.embed_batch_size
+    parts = []
+    for at in range(0, len(texts), size):
+        batch = texts[at : at + size]
+        vectors = yield from embed(rt.embedder, batch)
+        parts.append(check_vectors(vectors, count=len(batch), dimensions=model.dimensions, model=model.name))
+    return np.concatenate(parts)
 
 
 # -- writing turns ---------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pgmem_core.effects import Flow, embed, transact
 from pgmem_core.encoding import encode_json
 from pgmem_core.errors import InvalidArgument
 from pgmem_core.filters import compile_filter
-from pgmem_core.flows import ready, store_model
+from pgmem_core.flows import create_schema, embed_all, ready, store_model
 from pgmem_core.ids import check_id, new_id, turn_uuid
 from pgmem_core.models.vectors import check_vectors
 from pgmem_core.protocols import Vectors
@@ -57,10 +57,7 @@ def setup(rt: Runtime) -> Flow[None]:
     if rt.has_own_embedder:
         yield from ready(rt)
         return
-    state = yield from transact(migrate.inspect, single=True)
-    if state.version != migrate.migrations()[-1][0] or state.vector is None:
-        state = yield from transact(migrate.setup)
-    rt.database.vector = state.vector
+    yield from create_schema(rt)
     rt.ready = True
 
 
@@ -105,12 +102,7 @@ def add(
         )
     if missing:
         model = yield from store_model(rt)
-        texts = [new.text for _, new in made]
-        size, parts = rt.settings.embed_batch_size, []
-        for at in range(0, len(texts), size):
-            batch = yield from embed(rt.embedder, texts[at : at + size])
-            parts.append(batch)
-        vectors = np.concatenate(parts)
+        vectors = yield from embed_all(rt, model, [new.text for _, new in made])
     else:
         model = yield from _given_model(rt, model_name, _length(passed[0]))
         vectors = passed  # type: ignore[assignment]

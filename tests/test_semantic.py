@@ -473,13 +473,13 @@ async def test_newer_facts_ride_in_the_tail(memory: Face) -> None:
     assert after.prefix_hash == before.prefix_hash
     assert after.messages[:2] == before.messages[:2]
     assert "lives in: Porto" not in str(before.messages)
-    assert "newer-facts" in after.messages[-2]["content"]
+    assert "more-facts" in after.messages[-2]["content"]
     assert "lives in: Porto" in after.messages[-2]["content"]
     assert after.messages[-1]["content"] == "hello again"
     newest = await memory.session.create(user_id="u1")
     ctx = await newest.compile_context("hello", **QUIET)
     assert "lives in: Porto" in ctx.messages[1]["content"]
-    assert "newer-facts" not in str(ctx.messages)
+    assert "more-facts" not in str(ctx.messages)
 
 
 @pytest.mark.parametrize("action", ["correct", "retract", "change"])

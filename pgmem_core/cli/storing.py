@@ -10,20 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from pgmem_core.content import spoken
 from pgmem_core.database.connection import Connection
 from pgmem_core.database.migrate import Model
-from pgmem_core.effects import Flow, embed, transact
+from pgmem_core.effects import Flow, transact
 from pgmem_core.encoding import decode_text, encode_json
 from pgmem_core.errors import Conflict, EmbeddingError, InvalidArgument, MissingExtra
-from pgmem_core.flows import ready, store_model
+from pgmem_core.flows import embed_all, ready, store_model
 from pgmem_core.formation import embedding
 from pgmem_core.formation.embedding import Pending
 from pgmem_core.ids import check_id
 from pgmem_core.importing import Conversation, ImportedSession, ImportedTurn, Problem
-from pgmem_core.models.vectors import check_vectors
 from pgmem_core.protocols import Vectors
 from pgmem_core.retrieval import lexical
 from pgmem_core.runtime import Runtime
@@ -245,14 +242,7 @@ def _said(turn: NewTurn) -> str:
 
 
 def _embedded(rt: Runtime, model: Model, pending: list[Pending]) -> Flow[Vectors]:
-    texts = embedding.texts_of(pending)
-    size = rt.settings.embed_batch_size
-    parts = []
-    for at in range(0, len(texts), size):
-        batch = texts[at : at + size]
-        vectors = yield from embed(rt.embedder, batch)
-        parts.append(check_vectors(vectors, count=len(batch), dimensions=model.dimensions, model=model.name))
-    return embedding.combine(np.concatenate(parts))
+    return embedding.combine((yield from embed_all(rt, model, embedding.texts_of(pending))))
 
 
 def _write(

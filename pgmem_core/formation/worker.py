@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pgmem_core.database.migrate import Model
-from pgmem_core.effects import Flow, embed, pause, run, transact
+from pgmem_core.effects import Flow, pause, run, transact
 from pgmem_core.errors import BadVector, DimensionMismatch, EmbeddingError, PgmemError, StoreUnavailable
-from pgmem_core.flows import ready, store_model
+from pgmem_core.flows import embed_all, ready, store_model
 from pgmem_core.formation import embedding
 from pgmem_core.formation.embedding import Claim, Pending
-from pgmem_core.models.vectors import check_vectors
 from pgmem_core.protocols import Vectors
 from pgmem_core.runtime import Runtime
 from pgmem_core.tiers import plain
@@ -146,7 +145,7 @@ def _vectors_of(
     if not pending:
         return [], none
     try:
-        return pending, embedding.combine((yield from _embedded(rt, model, pending)))
+        return pending, embedding.combine((yield from embed_all(rt, model, embedding.texts_of(pending))))
     except BadVector:
         if len(pending) == 1:
             return [], none
@@ -191,17 +190,6 @@ def _form_loose(rt: Runtime, tenant_id: str | None) -> Flow[int]:
                     single=True,
                 )  # fmt: skip
         after = found[-1][2].id
-
-
-def _embedded(rt: Runtime, model: Model, pending: list[Pending]) -> Flow[Vectors]:
-    texts = embedding.texts_of(pending)
-    size = rt.settings.embed_batch_size
-    parts = []
-    for at in range(0, len(texts), size):
-        batch = texts[at : at + size]
-        vectors = yield from embed(rt.embedder, batch)
-        parts.append(check_vectors(vectors, count=len(batch), dimensions=model.dimensions, model=model.name))
-    return np.concatenate(parts)
 
 
 class Worker:
