@@ -50,13 +50,18 @@ def home() -> Iterator[Path]:
     assert not left, f"left running: {left}"
 
 
-def _processes(folder: Path, word: str = "") -> list[psutil.Process]:
-    """The postmaster and the keeper (and whoever else names the folder on its command line)."""
+def _processes(folder: Path, program: str = "") -> list[psutil.Process]:
+    """The postmaster and the keeper (and whoever else names the folder on its command line).
+
+    `program` is looked for in what runs, not in what it was told: the keeper, which ends a moment after its
+    server, names both.
+    """
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            line = " ".join(process.cmdline())
-            if str(folder) in line and word in line and process.pid != os.getpid():
+            line = process.cmdline()
+            runs = " ".join(Path(word).name for word in line[:4])  # python -I -S embedded_keeper.py, or postgres -D …
+            if str(folder) in " ".join(line) and program in runs and process.pid != os.getpid():
                 found.append(process)
     return found
 
