@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
-from pgmem_core import flows
+from pgmem_core import flows, reading, screening
 from pgmem_core.content import read_content, searchable_text
-from pgmem_core.context import within
 from pgmem_core.effects import Flow, transact
 from pgmem_core.encoding import encode_json
 from pgmem_core.errors import InvalidArgument, NotFound
-from pgmem_core.flows import ContextRequest, SessionKey
+from pgmem_core.flows import SessionKey
 from pgmem_core.ids import check_id, new_id
+from pgmem_core.reading import ContextRequest
 from pgmem_core.runtime import Runtime
 from pgmem_core.storing import check_limit, record_uuid, where_of
-from pgmem_core.tiers import edits, plain, sessions, working
-from pgmem_core.turns import is_blank
+from pgmem_core.tiers import edits, injections, plain, sessions, working
+from pgmem_core.tiers.injections import Injection
+from pgmem_core.turns import check_time, is_blank
 from pgmem_core.types import CompiledContext, MemoryText, Scope, ScoredMemory, SessionInfo, Turn
+from pgmem_core.window import within
 
 __all__ = ["SessionKey", "check_id"]
 
@@ -54,7 +57,8 @@ def open_session(
     rt: Runtime, key: SessionKey, metadata: Mapping[str, Any] | None, *, create_only: bool, given: Any = None
 ) -> Flow[SessionKey]:
     """Create the session, or get it where that is allowed."""
-    checked = encode_json(dict(metadata or {}), where="metadata")
+    kept = yield from screening.screen_value(rt, key.scope.tenant_id, dict(metadata or {}), "session")
+    checked = encode_json(kept, where="metadata")
     yield from flows.ready(rt)
     yield from transact(
         sessions.open_, key.scope, key.session_id, metadata=checked, create_only=create_only, single=True, given=given
@@ -103,7 +107,14 @@ def delete_session(rt: Runtime, key: SessionKey, given: Any = None) -> Flow[int]
 # -- turns and context -----------------------------------------------------------------------------------------
 
 
-def add_turns(rt: Runtime, key: SessionKey, turns: Sequence[Mapping[str, Any]], connection: Any) -> Flow[list[Turn]]:
+def add_turns(
+    rt: Runtime, key: SessionKey, turns: Sequence[Mapping[str, Any]], connection: Any, *, aligned: bool = False
+) -> Flow[list[Turn]]:
+    return (yield from flows.add_turns(rt, key, turn_arguments(turns), given=connection, aligned=aligned))
+
+
+def turn_arguments(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the mappings as arguments of `new_turn`. Raises: InvalidArgument, naming the bad one by its position."""
     given = []
     for number, turn in enumerate(turns):
         if not isinstance(turn, Mapping):
@@ -116,7 +127,7 @@ def add_turns(rt: Runtime, key: SessionKey, turns: Sequence[Mapping[str, Any]], 
         if "role" not in turn:
             raise InvalidArgument(f"turn {number + 1} has no role")
         given.append({"content": None, **turn})
-    return (yield from flows.add_turns(rt, key, given, given=connection))
+    return given
 
 
 def turns(rt: Runtime, key: SessionKey, limit: int | None, before_seq: int | None) -> Flow[list[Turn]]:
@@ -147,8 +158,9 @@ def window(rt: Runtime, key: SessionKey, budget_tokens: int | None, max_turns: i
     most = rt.settings.window_turns if max_turns is None else max_turns
     # A cut that falls among tool results needs the call before it: look a little further back.
     recent = yield from transact(
-        working.recent, key.scope.tenant_id, key.session_id, limit=most + 50, user_id=key.scope.user_id, single=True
-    )
+        working.recent, key.scope.tenant_id, key.session_id, limit=most + 50, user_id=key.scope.user_id, archived=False,
+        single=True,
+    )  # fmt: skip
     return within(recent, budget_tokens, most)
 
 
@@ -173,6 +185,10 @@ def compile_context(
     filter: Mapping[str, Any] | None,
     store_query: bool,
     floor: float | str | None,
+    valid_at: datetime | None,
+    known_at: datetime | None,
+    held: Sequence[str | uuid.UUID] | None = None,
+    query_turn: Mapping[str, Any] | None = None,
 ) -> Flow[CompiledContext]:
     settings = rt.settings
     if isinstance(injected_context, str):
@@ -200,10 +216,22 @@ def compile_context(
         recall_items=items,
         recall_tokens=tokens,
         where=where_of(kind=kinds, filter=filter),
-        store_query=store_query,
+        store_query=store_query and known_at is None,
         floor=floor,
+        valid_at=check_time(valid_at, "valid_at"),
+        known_at=check_time(known_at, "known_at"),
+        held=held,
+        query_turn=query_turn or {},
     )
-    return (yield from flows.compile_context(rt, request))
+    return (yield from reading.compile_context(rt, request))
+
+
+def why(rt: Runtime, group_id: str, turn_id: str | uuid.UUID) -> Flow[list[Injection]]:
+    """Return what the injection log holds of a turn, with what is left of the texts."""
+    tenant, identity = check_id(group_id, "group_id"), record_uuid(turn_id)
+    yield from flows.ready(rt)
+    yield from reading.settle_log(rt)
+    return (yield from transact(injections.of_turn, tenant, identity))
 
 
 # -- the plain verbs -------------------------------------------------------------------------------------------
@@ -216,12 +244,18 @@ def search(
     k: int,
     conditions: Mapping[str, Any],
     floor: float | str | None,
+    *,
+    valid_at: datetime | None = None,
+    known_at: datetime | None = None,
 ) -> Flow[list[ScoredMemory]]:
     k = check_limit(k, "k")
     if isinstance(floor, str) and floor != "default":
         raise InvalidArgument(f"floor must be a number, None or 'default', got {floor!r}")
     where = where_of(**conditions)
-    return (yield from flows.search(rt, scope, query, where, limit=k, floor=floor))
+    return (yield from reading.search(
+        rt, scope, query, where, limit=k, floor=floor, valid_at=check_time(valid_at, "valid_at"),
+        known_at=check_time(known_at, "known_at"),
+    ))  # fmt: skip
 
 
 def add_messages(
@@ -271,7 +305,7 @@ def update(
 ) -> Flow[MemoryText]:
     """Replace a memory's text; what it was stays in its history. Its meaning is embedded anew off the turn."""
     tenant, record_id = check_id(group_id, "group_id"), record_uuid(memory_id)
-    body = read_content(content)
+    body = yield from screening.screen_value(rt, tenant, read_content(content), "memory")
     text = searchable_text(body)
     if is_blank(text):
         raise InvalidArgument("the new text is blank; delete the memory instead")

@@ -14,6 +14,7 @@ __all__ = [
     "CompiledContext",
     "Item",
     "MemoryText",
+    "RefusedWrite",
     "Role",
     "Scope",
     "ScoreParts",
@@ -76,7 +77,8 @@ class SessionInfo:
 class Turn:
     """One message of a session, whole. `seq` starts at 1 and has no gaps; `created_at` is aware UTC.
 
-    `content` is what was given: a str, or the list of content blocks. `text` is its searchable text.
+    `content` is what was given: a str, or the list of content blocks. `text` is its searchable text. `utc_offset`
+    ("-08:00") is that of the time given, where it was not UTC: what day it was for the speaker.
     """
 
     id: str
@@ -92,6 +94,7 @@ class Turn:
     tool_call_id: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+    utc_offset: str | None = None
 
     def as_message(self) -> dict[str, Any]:
         """Return the role/content dict that chat APIs take."""
@@ -110,7 +113,8 @@ class ScoreParts:
     """Why a memory was chosen. `bm25` and `cosine` are raw; the rest is on the scale of the final score.
 
     `lexical` and `dense` are the two arms after scaling to 0..1, `neighbour` and `episode` what the turns
-    beside it and the best turns of its session lent it, `decay` the factor that age left (0..1].
+    beside it and the best turns of its session lent it, `decay` the factor that age left (0..1], `weight` the factor
+    of a fact's confidence and of who said it.
     """
 
     lexical: float
@@ -120,14 +124,16 @@ class ScoreParts:
     decay: float
     bm25: float
     cosine: float | None
+    weight: float = 1.0
 
     def why(self) -> str:
         """Say in one line what made the score."""
         cosine = "not embedded yet" if self.cosine is None else f"cosine {self.cosine:.2f}"
         lent = self.neighbour + self.episode
+        sure = "" if self.weight == 1 else f" · sure ×{self.weight:.2f}"
         return (
             f"words {self.lexical:.2f} (bm25 {self.bm25:.1f}) · meaning {self.dense:.2f} ({cosine})"
-            f" · neighbours {lent:.2f} · age ×{self.decay:.2f}"
+            f" · neighbours {lent:.2f} · age ×{self.decay:.2f}{sure}"
         )
 
 
@@ -210,6 +216,15 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
+class Story:
+    """A narrative, or a session's running summary, as the read brings it."""
+
+    version: int
+    text: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Section:
     """One tier's share of a compiled context."""
 
@@ -228,9 +243,12 @@ class Section:
 class CompiledContext:
     """What `compile_context` returns: the prompt, and an account of how it came to be.
 
-    `messages` are role/content dicts ready for a chat API: a system message (the stable prefix), the window
-    of this session, at most one fenced data message (the volatile tail), and the query. `prefix_hash` is
-    the SHA-256 of the stable prefix. `timings` are milliseconds by step; `notes` say what was left out.
+    `messages` are role/content dicts ready for a chat API: a system message and what always holds (the stable
+    prefix), the running summary and the window of this session, at most one fenced data message (the volatile tail),
+    and the query. `prefix_hash` is the SHA-256 of the stable prefix. `timings` are milliseconds by step; `notes` say
+    what was left out. `known_at` is the moment of the read, by the database's clock: with `query_id` it names what
+    was shown, `compile_context(query, known_at=…, query_id=…)` shows it again. `turns` are those of this session that
+    were read, oldest first, whole: before the budget cut them.
     """
 
     messages: list[dict[str, Any]]
@@ -243,11 +261,27 @@ class CompiledContext:
     query_id: str | None
     session_id: str
     prefix_message_count: int
+    known_at: datetime | None = None
+    turns: Sequence[Turn] = ()
 
     @property
     def prefix(self) -> list[dict[str, Any]]:
         """The messages before the volatile tail: what a provider's prompt cache can keep."""
         return self.messages[: self.prefix_message_count]
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedWrite:
+    """A write that the policy refused, without its content: `content_hash` is of the group and the text, `length`
+    the text's characters."""
+
+    id: str
+    group_id: str
+    entry: str
+    reason: str
+    content_hash: str
+    length: int
+    refused_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

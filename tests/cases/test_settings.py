@@ -207,6 +207,28 @@ async def decay(make: Maker, dsn: str) -> None:
         assert found.parts.decay == pytest.approx(wanted, abs=1e-4)
 
 
+@shows("fact_half_life_days")
+async def fact_decay(make: Maker, dsn: str) -> None:
+    for half_life, wanted in ((180.0, 0.95), (90.0, 0.925)):
+        memory = await make(fact_half_life_days=half_life)
+        session = await memory.session.open("s1", user_id="u1")
+        await session.observe("likes", "jazz", authority="user")
+        with psycopg.connect(dsn) as conn:
+            conn.execute("UPDATE pgmem.facts SET last_confirmed_at = now() - interval '180 days'")
+        [found] = await memory.search("jazz", user_id="u1")
+        assert found.parts.decay == pytest.approx(wanted, abs=1e-4)
+
+
+@shows("log_injections")
+async def log_injections(make: Maker, dsn: str) -> None:
+    for kept in (True, False):
+        memory = await make(log_injections=kept)
+        session = await memory.session.open(f"s-{kept}", user_id="u1")
+        await session.observe("likes", "jazz", authority="user")
+        context = await session.compile_context("music?")
+        assert bool(await memory.why(context.query_id)) == kept
+
+
 @shows("relevance_floor")
 async def relevance_floor(make: Maker, dsn: str) -> None:
     vectors = {"I like jazz": [1.0, 0.0], "music?": [0.6, 0.8]}

@@ -1,6 +1,9 @@
 -- The reads of a turn. plpgsql, because its statements are planned with the values at hand: generic plans of the
 -- same statements took 18 ms instead of 1.7 where one tenant is large among many small.
 
+-- Superseded facts keep their words, for the past; the recall of today asks how many there are.
+CREATE INDEX records_invalid ON records (tenant_id, user_id) WHERE invalidated_at IS NOT NULL;
+
 -- The HNSW arm. enable_sort off leaves the planner one way to the order, the index; a scope's btree and a sort
 -- would win its estimate too early. Relaxed order, because the caller sorts anyway: 2.8 ms against 4.0 strict for a
 -- tenth of 100,000 records at the same recall.
@@ -37,9 +40,11 @@ END $$;
 --   up to 5,000 records (20,000 with a filter)   exact, by the scope's btree
 --   up to 60,000 of one user, no filter          by sketch, unless the user owns a quarter of the table
 --   else                                         by HNSW, and exact again where it came back short
+--   as it was then                               exact: the indexes know what is valid now
 CREATE FUNCTION nearest(p_tenant text, p_user text, p_vector vector, p_model text, p_dimensions integer,
     p_kinds text[], p_session text, p_agent text, p_after timestamptz, p_before timestamptz, p_filter jsonpath,
-    p_variables jsonb, p_skip_session text, p_skip_offset bigint, p_limit integer
+    p_variables jsonb, p_skip_session text, p_skip_offset bigint, p_limit integer,
+    p_known_at timestamptz DEFAULT NULL  -- what was stored, and not invalidated, by then
 ) RETURNS TABLE (id uuid, cosine double precision)
 LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET jit = off AS $$
 DECLARE
@@ -47,7 +52,7 @@ DECLARE
     v_type    text;
     v_from    text;
     v_plain   boolean := p_kinds IS NULL AND p_session IS NULL AND p_agent IS NULL AND p_after IS NULL
-                         AND p_before IS NULL AND p_filter IS NULL;
+                         AND p_before IS NULL AND p_filter IS NULL AND p_known_at IS NULL;
     v_ids     uuid[];
     v_cosines double precision[];
     v_rows    double precision;
@@ -63,7 +68,9 @@ BEGIN
             SELECT FROM records r WHERE r.tenant_id = p_tenant AND (p_user IS NULL OR r.user_id = p_user) LIMIT 5001) c;
     END IF;
 
-    v_from := format(' FROM records r WHERE r.tenant_id = $1 AND r.model = %L AND r.invalidated_at IS NULL', p_model)
+    v_from := format(' FROM records r WHERE r.tenant_id = $1 AND r.model = %L', p_model)
+        || CASE WHEN p_known_at IS NULL THEN ' AND r.invalidated_at IS NULL'
+                ELSE ' AND r.recorded_at <= $14 AND (r.invalidated_at IS NULL OR r.invalidated_at > $14)' END
         || CASE WHEN p_user IS NOT NULL THEN ' AND r.user_id = $2' ELSE '' END
         || CASE WHEN p_kinds IS NOT NULL THEN ' AND r.kind = ANY ($4)' ELSE '' END
         || CASE WHEN p_session IS NOT NULL THEN ' AND r.session_id = $5' ELSE '' END
@@ -94,7 +101,7 @@ BEGIN
             RETURN;
         END IF;
     END IF;
-    IF p_dimensions <= 4000 AND v_count > (CASE WHEN v_plain THEN 5000 ELSE 20000 END) THEN
+    IF p_known_at IS NULL AND p_dimensions <= 4000 AND v_count > (CASE WHEN v_plain THEN 5000 ELSE 20000 END) THEN
         v_type := format(CASE WHEN p_dimensions <= 2000 THEN 'vector(%s)' ELSE 'halfvec(%s)' END, p_dimensions);
         SELECT array_agg(n.id ORDER BY n.cosine DESC), array_agg(n.cosine ORDER BY n.cosine DESC)
         INTO v_ids, v_cosines
@@ -111,13 +118,14 @@ BEGIN
     -- + 0 keeps the order out of the vector index: this arm is exact.
     RETURN QUERY EXECUTE 'SELECT r.id, 1 - (r.embedding <=> $3)' || v_from || ' ORDER BY (r.embedding <=> $3) + 0 LIMIT $13'
     USING p_tenant, p_user, p_vector, p_kinds, p_session, p_agent, p_after, p_before, p_filter, p_variables,
-          p_skip_session, p_skip_offset, p_limit;
+          p_skip_session, p_skip_offset, p_limit, p_known_at;
 END $$;
 
 -- Recall: words and meaning together, for one user. Okapi BM25 (Robertson and Zaragoza, 2009; k1 0.9, b 0.4) over
 -- the postings and cosine over the vectors, each cut to its best p_candidates; every candidate gets both scores,
 -- scaled to 0..1 and mixed 0.65 to 0.35; then, among the candidates, a turn is lent 0.2 of its neighbours' scores
--- and 0.3 of the mean of its session's best three.
+-- and 0.3 of the mean of its session's best three. Last, the sum is multiplied by what age has left of it (a fact's
+-- counts from when it was last confirmed) and, for a fact, by its confidence and by who said it.
 CREATE FUNCTION recall(
     p_tenant text, p_user text, p_user_key bigint,
     p_terms bigint[], p_vector vector, p_model text, p_dimensions integer,
@@ -127,12 +135,15 @@ CREATE FUNCTION recall(
     p_limit integer, p_candidates integer,
     p_as_of timestamptz, p_half_life_days double precision, p_recency_share double precision,
     p_floor double precision,                      -- NULL: no floor
-    p_floor_grows boolean                          -- it is what 300 memories need; fewer need less
+    p_floor_grows boolean,                         -- it is what 300 memories need; fewer need less
+    p_fact_half_life_days double precision DEFAULT 180,
+    p_valid_at timestamptz DEFAULT NULL,           -- facts that hold then; NULL: at p_as_of
+    p_known_at timestamptz DEFAULT NULL            -- as it was then; NULL: now
 ) RETURNS TABLE (
     id uuid, kind text, session_id text, seq bigint, role text, content text, message jsonb, metadata jsonb,
     token_count integer, created_at timestamptz, score double precision, lexical double precision,
     dense double precision, neighbour double precision, episode double precision, decay double precision,
-    bm25 double precision, cosine double precision)
+    bm25 double precision, cosine double precision, weight double precision)
 LANGUAGE plpgsql STABLE
 SET search_path FROM CURRENT SET jit = off SET enable_hashjoin = off SET enable_mergejoin = off SET enable_seqscan = off
 -- Its own statements walk from key to key whatever the values; planning them each time would cost 1 to 2 ms.
@@ -167,15 +178,17 @@ BEGIN
 
     SELECT array_agg(n.id), array_agg(n.cosine) INTO d_ids, d_cosines
     FROM nearest(p_tenant, p_user, p_vector, p_model, p_dimensions, p_kinds, p_session, p_agent, p_after, p_before,
-                 p_filter, p_variables, p_skip_session, p_skip_offset, p_candidates) n;
+                 p_filter, p_variables, p_skip_session, p_skip_offset, p_candidates, p_known_at) n;
 
     IF cardinality(p_terms) > 0 THEN
-        -- Without a filter only what is in the window can fall out: a short sort instead of a whole one.
+        -- Without a filter only what is in the window, or invalid, can fall out: a short sort instead of a whole one.
         IF p_kinds IS NULL AND p_session IS NULL AND p_agent IS NULL AND p_after IS NULL AND p_before IS NULL
-           AND p_filter IS NULL THEN
+           AND p_filter IS NULL AND p_known_at IS NULL THEN
             SELECT p_candidates + count(*) INTO v_deep FROM records r
             WHERE r.tenant_id = p_tenant AND r.session_id = p_skip_session AND r.seq IS NOT NULL
               AND r.token_offset >= p_skip_offset;
+            SELECT v_deep + count(*) INTO v_deep FROM records r
+            WHERE r.tenant_id = p_tenant AND r.user_id = p_user AND r.invalidated_at IS NOT NULL;
         END IF;
         WITH query AS MATERIALIZED (
             SELECT t.term, d.df::double precision AS df,
@@ -201,7 +214,10 @@ BEGIN
             SELECT k.record_id, k.bm25, k.idf FROM ranked k
             CROSS JOIN LATERAL (
                 SELECT FROM records r
-                WHERE r.tenant_id = p_tenant AND r.id = k.record_id AND r.user_id = p_user AND r.invalidated_at IS NULL
+                WHERE r.tenant_id = p_tenant AND r.id = k.record_id AND r.user_id = p_user
+                  AND CASE WHEN p_known_at IS NULL THEN r.invalidated_at IS NULL
+                           ELSE r.recorded_at <= p_known_at
+                                AND (r.invalidated_at IS NULL OR r.invalidated_at > p_known_at) END
                   AND (p_kinds IS NULL OR r.kind = ANY (p_kinds))
                   AND (p_session IS NULL OR r.session_id = p_session)
                   AND (p_agent IS NULL OR r.agent_id = p_agent)
@@ -236,12 +252,21 @@ BEGIN
         SELECT r.id, r.session_id, r.seq, r.created_at, coalesce(f.bm25, 0) AS bm25,
                coalesce(f.idf, 0) / v_total AS covered,
                coalesce(f.idf, 0) / ln(1 + greatest(v_count - 0.5::float8, 0.5::float8) / 1.5::float8) AS rare,
-               coalesce(f.cosine, CASE WHEN r.model = p_model THEN 1 - (r.embedding <=> p_vector) END) AS cosine
+               coalesce(f.cosine, CASE WHEN r.model = p_model THEN 1 - (r.embedding <=> p_vector) END) AS cosine,
+               coalesce(b.weight, 1) AS weight, coalesce(b.last_confirmed_at, r.created_at) AS said_at,
+               CASE WHEN b.weight IS NULL THEN p_half_life_days ELSE p_fact_half_life_days END AS half_life
         FROM found f JOIN records r ON r.tenant_id = p_tenant AND r.id = f.id
+        LEFT JOIN LATERAL (
+            SELECT x.last_confirmed_at,
+                   x.confidence * CASE x.authority WHEN 'tool' THEN 0.9::float8 WHEN 'agent' THEN 0.8::float8
+                                                   ELSE 1 END AS weight,
+                   x.valid_from <= coalesce(p_valid_at, p_as_of) AND x.valid_to > coalesce(p_valid_at, p_as_of)
+                       AND (x.expires_at IS NULL OR x.expires_at > p_as_of) AS holds
+            FROM facts x WHERE r.kind = 'fact' AND x.tenant_id = p_tenant AND x.fact_id = r.id
+            OFFSET 0  -- stays a subquery, so that what is not a fact costs no look at the facts
+        ) b ON true
         -- A fact whose time is over, or has not come, is not recalled as if it held.
-        WHERE r.kind <> 'fact' OR NOT EXISTS (
-            SELECT FROM facts b WHERE b.tenant_id = p_tenant AND b.fact_id = r.id
-                AND (b.valid_from > p_as_of OR b.valid_to <= p_as_of OR b.expires_at <= p_as_of))
+        WHERE b.holds IS NOT false
     ), floor AS MATERIALIZED (
         SELECT p_floor IS NULL OR coalesce(max(raw.cosine) + c_covered * max(raw.covered) >= v_floor, false)
                OR coalesce(max(raw.covered * raw.rare) FILTER (WHERE raw.cosine IS NULL) >= c_words, false) AS passed
@@ -270,11 +295,11 @@ BEGIN
                0.1::float8 * sum(placed.base) FILTER (WHERE placed.place <= 3) OVER (PARTITION BY placed.session_id)
                    AS episode,
                1 - p_recency_share + p_recency_share
-                   * power(0.5::float8, least(1000, greatest(extract(epoch FROM p_as_of - placed.created_at)::float8, 0)
-                                                    / 86400 / p_half_life_days)) AS decay  -- beyond 1,000 it underflows
+                   * power(0.5::float8, least(1000, greatest(extract(epoch FROM p_as_of - placed.said_at)::float8, 0)
+                                                    / 86400 / placed.half_life)) AS decay  -- beyond 1,000 it underflows
         FROM placed
     ), best AS (
-        SELECT lent.*, (lent.base + lent.neighbour + lent.episode) * lent.decay AS score
+        SELECT lent.*, (lent.base + lent.neighbour + lent.episode) * lent.decay * lent.weight AS score
         FROM lent
         -- Past the floor each memory must still bear a share of it by itself: the best of a poor lot opens the door for
         -- none of the rest. What is not embedded yet must share words.
@@ -283,7 +308,7 @@ BEGIN
         ORDER BY score DESC, lent.created_at DESC, lent.id LIMIT p_limit
     )
     SELECT b.id, r.kind, b.session_id, b.seq, r.role, r.content, r.message, r.metadata, r.token_count, b.created_at,
-           b.score, b.lexical, b.dense, b.neighbour, b.episode, b.decay, b.bm25, b.cosine
+           b.score, b.lexical, b.dense, b.neighbour, b.episode, b.decay, b.bm25, b.cosine, b.weight
     FROM best b JOIN records r ON r.tenant_id = p_tenant AND r.id = b.id
     ORDER BY b.score DESC, b.created_at DESC, b.id;
 END $$;
