@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -19,7 +19,7 @@ from pgmem_core.errors import EmbeddingError, PgmemError
 from pgmem_core.protocols import Embedder, Vectors
 from pgmem_core.threads import embedding_pool
 
-__all__ = ["Effect", "EmbedTimeout", "Flow", "arun", "blocking", "embed", "pause", "run", "transact"]
+__all__ = ["Effect", "EmbedTimeout", "Flow", "arun", "blocking", "consult", "embed", "pause", "run", "transact"]
 
 T = TypeVar("T")
 Flow = Generator["Effect", Any, T]
@@ -156,6 +156,26 @@ class Blocking:
 def blocking(work: Callable[[], T]) -> Flow[T]:
     """Ask for work(), in a thread where awaiting."""
     done: T = yield Blocking(work)
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class Consult:
+    """Ask something that has a blocking form and one to await, such as a model."""
+
+    call: Callable[[], Any]
+    acall: Callable[[], Awaitable[Any]]
+
+    def perform(self, database: Database) -> Any:
+        return self.call()
+
+    async def aperform(self, database: Database) -> Any:
+        return await self.acall()
+
+
+def consult(call: Callable[[], T], acall: Callable[[], Awaitable[T]]) -> Flow[T]:
+    """Ask for call(), or for what acall() gives where awaiting. Raises what they raise."""
+    done: T = yield Consult(call, acall)
     return done
 
 

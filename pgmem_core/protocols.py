@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Embedder", "Vectors"]
+__all__ = ["Embedder", "Summarizers", "Vectors"]
 
 Vectors = NDArray[np.float32]
 
@@ -44,3 +44,21 @@ class Embedder(Protocol):
     async def aembed(self, texts: Sequence[str]) -> Vectors:
         """The same, awaited."""
         ...
+
+
+@runtime_checkable
+class Summarizers(Protocol):
+    """Who writes summaries: of an episode, of a session so far, and the story of a user.
+
+    Each has `summarize(...)` and `asummarize(...)`; see `EpisodeSummarizer`, `RunningSummarizer` and
+    `NarrativeSummarizer` for what they take.
+    """
+
+    @property
+    def episode(self) -> Any: ...
+
+    @property
+    def running(self) -> Any: ...
+
+    @property
+    def narrative(self) -> Any: ...

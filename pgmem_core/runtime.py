@@ -16,8 +16,10 @@ from typing import Any
 from pgmem_core.database.engine import Database
 from pgmem_core.database.migrate import Model
 from pgmem_core.errors import ConfigurationError
+from pgmem_core.facts import Extractor
 from pgmem_core.ids import new_id
-from pgmem_core.protocols import Embedder, Vectors
+from pgmem_core.policy import WritePolicy
+from pgmem_core.protocols import Embedder, Summarizers, Vectors
 from pgmem_core.retrieval.lexical import LANGUAGES
 from pgmem_core.settings import Settings
 from pgmem_core.types import NewTurn, Scope
@@ -51,7 +53,16 @@ class PendingQuery:
 class Runtime:
     """Shared state of one client. Safe to use from many threads; a forked child starts afresh."""
 
-    def __init__(self, database: Database, settings: Settings, embedder: Embedder | None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        settings: Settings,
+        embedder: Embedder | None,
+        *,
+        extractor: Extractor | None = None,
+        summarizers: Summarizers | None = None,
+        policy: WritePolicy | None = None,
+    ) -> None:
         if settings.language not in LANGUAGES:
             raise ConfigurationError(
                 f"bad settings: language {settings.language!r} has no stemmer; use one of {', '.join(LANGUAGES)}"
@@ -60,12 +71,16 @@ class Runtime:
         self.settings = settings
         self._embedder = embedder
         self._own_embedder = embedder is not None
+        self.extractor = extractor
+        self.summarizers = summarizers
+        self.policy = policy
         self.ready = False
         self.models: dict[str, Model] = {}
         self._queries: OrderedDict[tuple[str, str | bytes], Vectors] = OrderedDict()
         self._pending: dict[tuple[str, str, str], list[PendingQuery]] = {}
         self._lock = threading.Lock()
         self._beside: ThreadPoolExecutor | None = None
+        self._aside: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
         self.wake: Callable[[], None] = lambda: None
         self.uncounted: dict[tuple[str, str], int] = {}  # records added since their scope was counted
@@ -88,10 +103,25 @@ class Runtime:
     def has_own_embedder(self) -> bool:
         return self._own_embedder
 
+    def adopt(self, embedder: Embedder) -> None:
+        """Go on with another embedder, whose vectors the store's are now."""
+        self._embedder, self._own_embedder = embedder, True
+        self.models.clear()
+
+    @property
+    def forms(self) -> bool:
+        """True if somebody is there to extract facts or to write summaries."""
+        return self.extractor is not None or self.summarizers is not None
+
+    def screen(self, value: Any, entry: str) -> Any:
+        """Return what the write policy makes of a text, or of the texts in a value: a screened copy. Without a
+        policy the value itself. Raises: WriteRefused; `screening` records it."""
+        return value if self.policy is None else self.policy.screen(value, entry)
+
     # -- query vectors ---------------------------------------------------------------------------------------
 
     def cached_query(self, text: str) -> Vectors | None:
-        key = (self.embedder.model, _cache_key(text))
+        key = (self.embedder.model, self._cache_key(text))
         self._check_fork()
         with self._lock:
             vector = self._queries.get(key)
@@ -102,9 +132,21 @@ class Runtime:
     def cache_query(self, text: str, vector: Vectors) -> None:
         self._check_fork()
         with self._lock:
-            self._queries[(self.embedder.model, _cache_key(text))] = vector
+            self._queries[(self.embedder.model, self._cache_key(text))] = vector
             while len(self._queries) > _QUERY_CACHE:
                 self._queries.popitem(last=False)
+
+    def _cache_key(self, text: str) -> str | bytes:
+        # A query of a million characters must not stay in memory because its vector does; nor one that a policy
+        # might not have let in.
+        if len(text) <= 256 and self.policy is None:
+            return text
+        return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).digest()
+
+    def forget_queries(self) -> None:
+        """Forget the texts of the query cache."""
+        with self._lock:
+            self._queries.clear()
 
     # -- queries on their way to becoming turns --------------------------------------------------------------
 
@@ -166,19 +208,33 @@ class Runtime:
         future.add_done_callback(_log_failure)
         return future
 
+    def aside(self, work: Callable[[], Any]) -> Future[Any]:
+        """Run work that may take minutes on a thread of its own, so that no write waits behind it. Work that has not
+        begun when the client closes is dropped: it must stand in the database that it is to be done."""
+        self._check_fork()
+        with self._lock:
+            if self._aside is None:
+                self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pgmem-aside")
+            future = self._aside.submit(work)
+        future.add_done_callback(_log_failure)
+        return future
+
     def close(self) -> None:
-        """Finish what is under way beside the turn and stop its thread."""
+        """Finish what is under way beside the turn and stop its threads."""
         self._check_fork()
         with self._lock:
             beside, self._beside = self._beside, None
+            aside, self._aside = self._aside, None
         if beside is not None:
             beside.shutdown(wait=True)
+        if aside is not None:
+            aside.shutdown(wait=True, cancel_futures=True)
 
     def _check_fork(self) -> None:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._lock = threading.Lock()
-            self._beside = None
+            self._beside = self._aside = None
             self._pending = {}  # the parent's to write
 
 
@@ -187,12 +243,7 @@ def _pending_key(scope: Scope, session_id: str) -> tuple[str, str, str]:
     return scope.tenant_id, scope.user_id, session_id
 
 
-def _cache_key(text: str) -> str | bytes:
-    # A query of a million characters must not stay in memory because its vector does.
-    return text if len(text) <= 256 else blake2b(text.encode("utf-8", "surrogatepass"), digest_size=32).digest()
-
-
 def _log_failure(future: Future[Any]) -> None:
-    error = future.exception()
+    error = None if future.cancelled() else future.exception()
     if error is not None:
         log.warning("work beside the turn failed: %s: %s", type(error).__name__, error)

@@ -42,6 +42,9 @@ class Settings(BaseSettings):
     embed_batch_size: int = Field(default=128, ge=1, le=4096)
 
     half_life_days: float = Field(default=30.0, gt=0, description="age at which half of the recency share is gone")
+    fact_half_life_days: float = Field(
+        default=180.0, gt=0, description="the same for a fact, counted from when it was last confirmed"
+    )
     recency_share: float = Field(default=0.10, ge=0, le=1, description="share of the score that age can take away")
     relevance_floor: float | None = Field(
         default=None,
@@ -50,8 +53,55 @@ class Settings(BaseSettings):
         description="relevance below which nothing is injected; None: the embedder's own",
     )
 
+    log_injections: bool = Field(default=True, description="keep what each prompt showed, for replay and 'pgmem why'")
+
+    formation: str = Field(
+        default="exchange", description="when facts are formed: 'exchange', 'session_end', 'idle:60s' or 'manual'"
+    )
+    formation_debounce_seconds: float = Field(
+        default=1.0, ge=0, description="a session is read once nothing was added to it for this long"
+    )
+    formation_lease_seconds: float = Field(
+        default=300.0, gt=0, description="how long one worker may take over a session's facts and summaries"
+    )
+    model: str | None = Field(default=None, description="chat model for facts and summaries, 'openai:gpt-4o-mini'")
+    extractor: Literal["model", "patterns", "none"] | None = Field(
+        default=None, description="'patterns' needs no model (English); None: the model's, if there is one"
+    )
+
+    policy: str | None = Field(
+        default=None, description="write policy 'module:function', called with each text before it is stored"
+    )
+    redact: Literal["none", "secrets"] = Field(
+        default="none", description="'secrets': keys, tokens and passwords are replaced before anything is stored"
+    )
+    review_confidence: float = Field(
+        default=0.5, ge=0, le=1, description="facts less sure than this are listed for review"
+    )
+
+    compact_after_tokens: int = Field(
+        default=2800, ge=64, description="more tokens of turns than this are summarised, all but the newest quarter"
+    )
+
     worker_poll_seconds: float = Field(default=1.0, gt=0)
     worker_lease_seconds: float = Field(default=60.0, gt=0)
+
+    prune_after_days: float | None = Field(
+        default=None, ge=0, le=365_000, description="age at which `pgmem worker` deletes turns; None: never"
+    )
+    injections_days: float = Field(
+        default=30.0, ge=0, le=365_000, description="how long it is kept what an agent was shown"
+    )
+    upkeep_interval_seconds: float = Field(
+        default=3600.0, gt=0, description="how often `pgmem worker` prunes and expires"
+    )
+
+    @field_validator("formation")
+    @classmethod
+    def _formation_is_a_mode(cls, value: str) -> str:
+        if not re.fullmatch(r"exchange|session_end|manual|idle:\d+(\.\d+)?s", value):
+            raise ValueError(f"formation {value!r} is unknown; use 'exchange', 'session_end', 'idle:60s' or 'manual'")
+        return value
 
     @field_validator("schema_name")
     @classmethod

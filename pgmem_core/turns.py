@@ -16,7 +16,7 @@ from pgmem_core.retrieval import lexical
 from pgmem_core.tokens import count_message
 from pgmem_core.types import ROLES, SILENT_ROLES, NewTurn
 
-__all__ = ["check_time", "is_blank", "new_turn"]
+__all__ = ["check_time", "is_blank", "new_turn", "turn_terms"]
 
 # What counts as nothing: white space, and the characters that show nothing at all (controls, joiners, bidi marks,
 # variation selectors, tags, the blanks of Hangul and Braille).
@@ -25,7 +25,7 @@ _NOTHING = re.compile(
     r"\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]*"
 )
 # What `extra` must leave alone: the fields that have arguments of their own.
-_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
+_FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "utc_offset"})
 _ALIASES = {
     "human": "user",
     "ai": "assistant",
@@ -38,6 +38,13 @@ _ALIASES = {
 def is_blank(text: str) -> bool:
     """True if text shows nothing: empty, white space, zero-width characters."""
     return _NOTHING.fullmatch(text) is not None
+
+
+def turn_terms(role: str, text: str, name: str | None, *, language: str) -> lexical.Terms:
+    """Return the terms under which a turn is found: none for instructions, and for what says nothing."""
+    if role in SILENT_ROLES or is_blank(text) or lexical.is_pleasantry(text, language=language):
+        return lexical.Terms((), (), 0)
+    return lexical.analyse(spoken(text, name), language=language)
 
 
 def check_time(value: datetime | None, name: str = "created_at") -> datetime | None:
@@ -91,7 +98,7 @@ def new_turn(
     body = read_content(content)
     text = searchable_text(body)
     calls = [dict(call) for call in tool_calls or ()]
-    if is_blank(text) and not calls and not (isinstance(body, list) and body) and role != "tool":
+    if is_blank(text) and not calls and not extra and not (isinstance(body, list) and body) and role != "tool":
         raise InvalidArgument(
             f"the content of this {role} turn is blank; a turn needs text, a content block or a tool call"
         )
@@ -108,11 +115,9 @@ def new_turn(
     if taken := sorted(_FIELDS.intersection(extra or ())):
         raise InvalidArgument(f"extra holds {', '.join(map(repr, taken))}, which the turn has as arguments of its own")
     held.update(extra or {})
-    terms = (
-        lexical.Terms((), (), 0)
-        if role in SILENT_ROLES or is_blank(text) or lexical.is_pleasantry(text, language=language)
-        else lexical.analyse(spoken(text, name), language=language)
-    )
+    if isinstance(created_at, datetime) and created_at.utcoffset():
+        held["utc_offset"] = created_at.isoformat()[-6:]  # stored times are UTC, and "tomorrow" is not
+    terms = turn_terms(role, text, name, language=language)
     return NewTurn(
         id=turn_uuid(id, tenant_id, session_id),
         role=role,

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from pgmem_core import predicates
@@ -24,7 +25,7 @@ from pgmem_core.predicates import canonical, normalise_predicate
 from pgmem_core.turns import check_time
 from pgmem_core.types import Authority, SubjectRef, Turn
 
-__all__ = ["Claim", "Limits", "check_value", "examine"]
+__all__ = ["Claim", "Limits", "check_value", "examine", "subjects_of"]
 
 # A quote longer than this is cut: evidence points at the turn, which has the rest.
 _MAX_QUOTE_CHARS = 500
@@ -161,6 +162,17 @@ def examine(
     return claims, rejected
 
 
+def subjects_of(drafts: Iterable[object], known: Sequence[Fact], user_subject: SubjectRef) -> list[SubjectRef]:
+    """Return whom the drafts are about, the user first, each once; what they name wrongly is left out."""
+    examiner = _Examiner(known, Transcript(()), check_subject(user_subject), datetime.now(UTC), Limits())
+    found = {examiner.user: None}
+    for draft in drafts:
+        if isinstance(draft, FactDraft):
+            with suppress(_Refused):
+                found[examiner.subject(draft.subject)] = None
+    return list(found)
+
+
 class _Examiner:
     def __init__(
         self, current: Sequence[Fact], transcript: Transcript, user: SubjectRef, now: datetime, limits: Limits
@@ -168,7 +180,7 @@ class _Examiner:
         self.limits = limits
         self._current = current
         self._transcript = transcript
-        self._user = user
+        self.user = user
         self._now = now
 
     def examine(self, number: int, draft: object) -> Iterator[Claim]:
@@ -177,7 +189,7 @@ class _Examiner:
             raise _Refused("not_a_draft", f"a {type(draft).__name__} is no FactDraft")
         if not isinstance(draft.action, str) or draft.action not in ACTIONS:
             raise _Refused("action", f"action {_show(draft.action)} is unknown")
-        subject = self._subject(draft.subject)
+        subject = self.subject(draft.subject)
         predicate = self._predicate(draft.predicate, subject)
         turn, evidence = self._evidence(draft)
         authority = authority_of(turn)
@@ -207,21 +219,21 @@ class _Examiner:
         for value in self._values(draft.value, claim.single_valued):
             yield replace(claim, value=value, value_key=value_key(value))
 
-    def _subject(self, given: object) -> SubjectRef:
+    def subject(self, given: object) -> SubjectRef:
         if given is None:
-            return self._user
+            return self.user
         if not isinstance(given, SubjectRef):
             raise _Refused("subject", f"a {type(given).__name__} is no SubjectRef")
         if isinstance(given.identifier, str) and fold(given.identifier) in _SELF:
-            return self._user
+            return self.user
         try:
             subject = check_subject(given)
         except InvalidArgument as exc:
             raise _Refused("subject", str(exc)) from exc
-        if subject.kind in (self._user.kind, "user"):
-            if subject.identifier != self._user.identifier:
+        if subject.kind in (self.user.kind, "user"):
+            if subject.identifier != self.user.identifier:
                 raise _Refused("subject", f"{_show(subject.identifier)} is another {subject.kind} than the session's")
-            return self._user
+            return self.user
         tidy = SubjectRef(subject.kind, " ".join(subject.identifier.split()))
         for fact in self._current:  # "nell" is the Nell we know
             if fact.subject.kind == tidy.kind and fold(fact.subject.identifier) == fold(tidy.identifier):
@@ -235,7 +247,7 @@ class _Examiner:
             raise _Refused("predicate", str(exc)) from exc
         # A name that is in use for this subject stays; else the well-known one for the same thing.
         in_use = any(fact.predicate == predicate and fact.subject == subject for fact in self._current)
-        return predicate if in_use or subject != self._user else canonical(predicate)
+        return predicate if in_use or subject != self.user else canonical(predicate)
 
     def _evidence(self, draft: FactDraft) -> tuple[Turn, Evidence]:
         quote, turn_id = draft.quote, draft.turn_id

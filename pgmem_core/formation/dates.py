@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from zoneinfo import ZoneInfo
 
 from pgmem_core.types import Turn
 
@@ -16,6 +16,7 @@ __all__ = ["DAY", "TIMEZONE_KEY", "Moment", "local_time", "resolve"]
 
 # Turn metadata: the speaker's zone, "Europe/Lisbon" or "-08:00". Stored times are UTC and have lost it.
 TIMEZONE_KEY = "timezone"
+_OFFSET = re.compile(r"(?:UTC|GMT)?([+-])(\d{1,2}):?(\d{2})?", re.I)
 
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _MONTHS = (
@@ -54,27 +55,35 @@ class Moment:
 
 
 def local_time(turn: Turn) -> datetime:
-    """Return when the turn was said, in its speaker's zone: the offset it carries, else its metadata's, else UTC."""
+    """Return when the turn was said, on the speaker's own clock.
+
+    That is `created_at` with its own offset; where it is UTC, the turn's `utc_offset`, or `metadata["timezone"]`
+    ("Europe/Lisbon") or `metadata["utc_offset"]` ("-08:00") is used if it has one. "Tomorrow" at half past eleven in
+    the evening is not the same day in both.
+    """
     said = turn.created_at
-    if said.utcoffset() != timedelta(0):
+    if said.utcoffset():
         return said
-    zone = _zone(turn.metadata.get(TIMEZONE_KEY))
-    try:
-        return said.astimezone(zone)
-    except OverflowError:
-        return said
+    for name in (turn.metadata.get(TIMEZONE_KEY), turn.utc_offset, turn.metadata.get("utc_offset")):
+        zone = _zone(name)
+        if zone is not None:
+            try:
+                return said.astimezone(zone)
+            except OverflowError:
+                return said
+    return said
 
 
-def _zone(name: object) -> tzinfo:
-    if not isinstance(name, str):
-        return UTC
-    if found := re.fullmatch(r"([+-])(\d\d):?(\d\d)", name):
-        offset = timedelta(hours=int(found[2]), minutes=int(found[3]))
-        return timezone(-offset if found[1] == "-" else offset) if offset < timedelta(days=1) else UTC
+def _zone(name: object) -> tzinfo | None:
+    if not isinstance(name, str) or not name.strip():
+        return None
     try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        return UTC
+        if found := _OFFSET.fullmatch(name.strip()):
+            offset = timedelta(hours=int(found[2]), minutes=int(found[3] or 0))
+            return timezone(-offset if found[1] == "-" else offset)
+        return ZoneInfo(name.strip())
+    except (ValueError, OSError, KeyError):
+        return None
 
 
 def resolve(words: str, today: date) -> Moment | None:

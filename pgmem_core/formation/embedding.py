@@ -81,7 +81,15 @@ def load_loose(conn: Connection, *, tenant_id: str | None, after: uuid.UUID | No
     ]
 
 
-def claim(conn: Connection, *, limit: int, lease_seconds: float, tenant_id: str | None, eager: bool) -> list[Claim]:
+def claim(
+    conn: Connection,
+    *,
+    limit: int,
+    lease_seconds: float,
+    tenant_id: str | None,
+    session_id: str | None = None,
+    eager: bool,
+) -> list[Claim]:
     """Take up to limit sessions that nobody else is at; eager takes also those whose retry is not due yet."""
     rows = conn.query(
         f"""UPDATE {conn.schema}.sessions s
@@ -90,22 +98,26 @@ def claim(conn: Connection, *, limit: int, lease_seconds: float, tenant_id: str 
                   WHERE dirty AND (claimed_until IS NULL OR claimed_until < clock_timestamp())
                     AND (%(eager)s OR retry_at IS NULL OR retry_at <= clock_timestamp())
                     AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)
+                    AND (%(session)s::text IS NULL OR session_id = %(session)s)
                   ORDER BY tenant_id, session_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED) due
             WHERE s.tenant_id = due.tenant_id AND s.session_id = due.session_id
             RETURNING s.tenant_id, s.session_id, s.user_id, s.embedded_through, s.claimed_until, s.attempts""",
-        {"limit": limit, "lease": lease_seconds, "tenant": tenant_id, "eager": eager},
+        {"limit": limit, "lease": lease_seconds, "tenant": tenant_id, "session": session_id, "eager": eager},
     )
     return [Claim(*row) for row in rows]
 
 
-def backlog(conn: Connection, *, tenant_id: str | None, eager: bool) -> tuple[int, int]:
+def backlog(
+    conn: Connection, *, tenant_id: str | None, session_id: str | None = None, eager: bool
+) -> tuple[int, int]:
     """Return how many sessions with turns to embed `claim` would take, and how many somebody is at."""
     [(waiting, busy)] = conn.query(
         f"""SELECT count(*) FILTER (WHERE (claimed_until IS NULL OR claimed_until <= clock_timestamp())
                      AND (%(eager)s OR retry_at IS NULL OR retry_at <= clock_timestamp())),
                    count(*) FILTER (WHERE claimed_until > clock_timestamp())
-            FROM {conn.schema}.sessions WHERE dirty AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)""",
-        {"tenant": tenant_id, "eager": eager},
+            FROM {conn.schema}.sessions WHERE dirty AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)
+              AND (%(session)s::text IS NULL OR session_id = %(session)s)""",
+        {"tenant": tenant_id, "session": session_id, "eager": eager},
     )
     return int(waiting), int(busy)
 

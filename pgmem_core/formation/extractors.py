@@ -20,7 +20,15 @@ from pgmem_core.types import Turn
 if TYPE_CHECKING:
     from langchain_core.runnables import Runnable
 
-__all__ = ["MAX_CHARS", "MAX_TURNS", "ChainExtractor", "EpisodeSummarizer", "NarrativeSummarizer", "RunningSummarizer"]
+__all__ = [
+    "MAX_CHARS",
+    "MAX_TURNS",
+    "ChainExtractor",
+    "EpisodeSummarizer",
+    "ModelSummarizers",
+    "NarrativeSummarizer",
+    "RunningSummarizer",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -253,6 +261,19 @@ class NarrativeSummarizer(_Chained):
             }
             story = reply.strip()
         return story
+
+
+class ModelSummarizers:
+    """All three over one model, as `Summarizers`. Arguments: see `ChainExtractor`."""
+
+    def __init__(self, model: object, *, max_chars: int = MAX_CHARS, **options: Any) -> None:
+        chat = as_chat_model(model, **options)
+        self.episode = EpisodeSummarizer(chat, max_chars=max_chars)
+        self.running = RunningSummarizer(chat, max_chars=max_chars)
+        self.narrative = NarrativeSummarizer(chat, max_chars=max_chars)
+
+    def __repr__(self) -> str:
+        return f"ModelSummarizers({self.episode.model_name!r})"
 
 
 def _batches(episodes: Sequence[str], room: int) -> Generator[list[str], None, None]:

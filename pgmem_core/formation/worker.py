@@ -5,94 +5,144 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from pgmem_core.database.migrate import Model
-from pgmem_core.effects import Flow, pause, run, transact
+from pgmem_core.effects import Flow, run, transact
 from pgmem_core.errors import BadVector, DimensionMismatch, EmbeddingError, PgmemError, StoreUnavailable
 from pgmem_core.flows import embed_all, ready, store_model
-from pgmem_core.formation import embedding
+from pgmem_core.formation import embedding, leases
+from pgmem_core.formation.compaction import compact_session
+from pgmem_core.formation.draining import FormReport, Lane, drain
 from pgmem_core.formation.embedding import Claim, Pending
+from pgmem_core.formation.extracting import extract_session
+from pgmem_core.formation.leases import Due, Lease
 from pgmem_core.protocols import Vectors
 from pgmem_core.runtime import Runtime
 from pgmem_core.tiers import plain
 
-__all__ = ["FormReport", "Worker", "form"]
+__all__ = ["FormReport", "Worker", "embed", "form", "form_tiers"]
 
 log = logging.getLogger(__name__)
 
 _SESSIONS_AT_A_TIME = 8
 # Rounds in which an embedder may fail before its texts are tried one by one.
 _PATIENCE = 3
-# How long form() waits between looks at sessions that another worker is at.
-_WAIT_SECONDS = 0.02
-# How often it looks again at sessions that wait and cannot be claimed.
-_IDLE_ROUNDS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class FormReport:
-    """What a drain did: turns and facts embedded, sessions brought up to date, the errors of those that were not."""
-
-    turns: int = 0
-    sessions: int = 0
-    errors: dict[str, str] = field(default_factory=dict)
-
-    def __add__(self, other: FormReport) -> FormReport:
-        return FormReport(self.turns + other.turns, self.sessions + other.sessions, {**self.errors, **other.errors})
 
 
 def form(
     rt: Runtime,
     *,
     tenant_id: str | None = None,
+    session_id: str | None = None,
     wait: bool = True,
     eager: bool = True,
+    all_of_it: bool = True,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Flow[FormReport]:
-    """Embed all that waits. `wait`: also for what another worker is at. `eager`: also what failed lately, once.
-    `stopped` is asked before each session; the rest of what was claimed is given back then.
+    """Embed all that waits (of a group, of one session of it), then extract and summarise, then embed what that gave.
 
-    An embedder that fails costs nothing but time: its sessions keep their error and are tried again later.
+    `wait`: also for what another worker is at. `eager`: also what failed lately, once. `all_of_it`: whatever the
+    setting `formation` says of when. `stopped` is asked before each session; the rest of what was claimed is given
+    back then. A model that fails costs nothing but time: its sessions keep their error and are tried again later.
     """
-    yield from ready(rt)
-    report = FormReport()
-    failed: set[tuple[str, str]] = set()
-    idle = 0
-    while True:
-        claims = yield from transact(
-            embedding.claim, limit=_SESSIONS_AT_A_TIME, lease_seconds=rt.settings.worker_lease_seconds,
-            tenant_id=tenant_id, eager=eager and not failed, single=True,
-        )  # fmt: skip
-        for number, claimed in enumerate(claims):
-            if stopped():
-                yield from transact(embedding.release, claims[number:], single=True)
-                return report
-            done = yield from _form_session(rt, claimed)
-            report += done
-            if done.errors:
-                failed.add((claimed.tenant_id, claimed.session_id))
-        if claims:
-            idle = 0
-            continue
-        report += FormReport(turns=(yield from _form_loose(rt, tenant_id)))
-        if not wait:
-            return report
-        waiting, busy = yield from transact(
-            embedding.backlog, tenant_id=tenant_id, eager=eager and not failed, single=True
+    report = yield from embed(rt, tenant_id=tenant_id, session_id=session_id, wait=wait, eager=eager, stopped=stopped)
+    formed = yield from form_tiers(
+        rt, tenant_id=tenant_id, session_id=session_id, wait=wait, eager=eager, all_of_it=all_of_it, stopped=stopped
+    )
+    report += formed
+    if formed.facts or formed.episodes:
+        report += yield from embed(
+            rt, tenant_id=tenant_id, session_id=session_id, wait=wait, eager=False, stopped=stopped
         )
-        # A session may wait and yet escape the claim: another worker gave it back a moment ago, or an open
-        # transaction, perhaps the caller's own, holds its row.
-        idle = 0 if busy else idle + 1
-        if not busy and (not waiting or idle > _IDLE_ROUNDS):
-            return report
-        yield from pause(_WAIT_SECONDS)
+    return report
 
 
-def _form_session(rt: Runtime, claimed: Claim) -> Flow[FormReport]:
+def embed(
+    rt: Runtime,
+    *,
+    tenant_id: str | None = None,
+    session_id: str | None = None,
+    wait: bool = False,
+    eager: bool = False,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Flow[FormReport]:
+    """The lane of embedding: turns of sessions in line, then what belongs to no line."""
+    yield from ready(rt)
+    lane = Lane(
+        claim=lambda eager: transact(
+            embedding.claim, limit=_SESSIONS_AT_A_TIME, lease_seconds=rt.settings.worker_lease_seconds,
+            tenant_id=tenant_id, session_id=session_id, eager=eager, single=True,
+        ),
+        work=lambda claimed: _embed_session(rt, claimed),
+        release=lambda claims: transact(embedding.release, claims, single=True),
+        backlog=lambda eager: transact(
+            embedding.backlog, tenant_id=tenant_id, session_id=session_id, eager=eager, single=True
+        ),
+        rest=lambda: _embed_loose(rt, tenant_id),
+    )  # fmt: skip
+    return (yield from drain(lane, wait=wait, eager=eager, stopped=stopped))
+
+
+def form_tiers(
+    rt: Runtime,
+    *,
+    tenant_id: str | None = None,
+    session_id: str | None = None,
+    wait: bool = False,
+    eager: bool = False,
+    all_of_it: bool = False,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Flow[FormReport]:
+    """The lane of forming: facts from turns, episodes and summaries from sessions; nothing without a model."""
+    if not rt.forms:
+        return FormReport()
+    yield from ready(rt)
+    settings = rt.settings
+    due = Due(
+        extracts=rt.extractor is not None,
+        summarises=rt.summarizers is not None,
+        mode=settings.formation,
+        debounce_seconds=settings.formation_debounce_seconds,
+    )
+    lane = Lane(
+        # One at a time: a model takes its time, and other workers may take the next.
+        claim=lambda eager: transact(
+            leases.claim, due, limit=1, lease_seconds=settings.formation_lease_seconds, tenant_id=tenant_id,
+            session_id=session_id, eager=eager, all_of_it=all_of_it, single=True,
+        ),
+        work=lambda held: _form_session(rt, held),
+        release=lambda held: transact(leases.release, held, single=True),
+        backlog=lambda eager: transact(
+            leases.backlog, due, tenant_id=tenant_id, session_id=session_id, eager=eager, single=True
+        ),
+    )  # fmt: skip
+    return (yield from drain(lane, wait=wait, eager=eager, stopped=stopped))
+
+
+def _form_session(rt: Runtime, held: Lease) -> Flow[FormReport]:
+    facts = episodes = 0
+    extracts, summarises = rt.extractor is not None, rt.summarizers is not None
+    try:
+        if rt.extractor is not None and held.unformed:
+            facts = yield from extract_session(rt, rt.extractor, held)
+        if summarises:
+            episodes = (yield from compact_session(rt, held, force=False)).episodes
+        yield from transact(leases.finish, held, formed=extracts, compacted=summarises, single=True)
+    except StoreUnavailable:
+        raise
+    except (PgmemError, ImportError) as exc:
+        message = f"{type(exc).__name__}: {exc}"
+        log.warning("session %r could not be formed: %s", held.session_id, message)
+        yield from transact(leases.fail, held, error=message, single=True)
+        return FormReport(facts=facts, episodes=episodes, errors={held.session_id: message})
+    return FormReport(facts=facts, episodes=episodes, formed=1)
+
+
+def _embed_session(rt: Runtime, claimed: Claim) -> Flow[FormReport]:
     count = 0
     try:
         model = yield from store_model(rt)
@@ -168,7 +218,7 @@ def _vectors_of(
     return good, np.concatenate(parts) if parts else none
 
 
-def _form_loose(rt: Runtime, tenant_id: str | None) -> Flow[int]:
+def _embed_loose(rt: Runtime, tenant_id: str | None) -> Flow[int]:
     """Embed what belongs to no session's line: facts, edited notes. What fails waits for the next round."""
     count, after = 0, None
     while True:
@@ -193,64 +243,98 @@ def _form_loose(rt: Runtime, tenant_id: str | None) -> Flow[int]:
 
 
 class Worker:
-    """A thread that forms what its process writes, soon after, and whatever else waits in the database.
+    """Threads that form what their process writes, soon after, and whatever else waits in the database.
 
-    A thread in both worlds: embedding is CPU or network work that must not stand in an event loop's way.
+    Threads in both worlds: this is CPU or network work that must not stand in an event loop's way. One embeds; a
+    second, where there is a model, extracts and summarises, so that its minutes of thought keep no turn unembedded.
     """
 
     def __init__(self, rt: Runtime, on_round: Callable[[FormReport], None] | None = None) -> None:
         self._rt = rt
         self._on_round = on_round
-        self._wake = threading.Event()
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._wakes: list[threading.Event] = []
+        self._threads: list[threading.Thread] = []
         self._pid = 0
-        self.last_error: str | None = None
+        self._errors: dict[str, str | None] = {}
 
     @property
     def running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive() and self._pid == os.getpid()
+        return any(thread.is_alive() for thread in self._threads) and self._pid == os.getpid()
+
+    @property
+    def last_error(self) -> str | None:
+        """The last round's first error, of either lane; None once a round went well."""
+        return next((error for error in self._errors.values() if error is not None), None)
 
     def start(self) -> None:
-        """Start the thread; a second call changes nothing, also after a fork."""
+        """Start the threads; a second call changes nothing, also after a fork."""
         if self.running:
             return
-        self._wake, self._stop = threading.Event(), threading.Event()
+        self._prepare()
+        self._threads = [
+            threading.Thread(target=self._go, args=(name, lane, wake), name=f"pgmem-{name}", daemon=True)
+            for (name, lane), wake in zip(self._lanes(), self._wakes, strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _prepare(self) -> None:
+        self._stop = threading.Event()
         self._pid = os.getpid()
-        self._rt.wake = self._wake.set
-        self._thread = threading.Thread(target=self.run, name="pgmem-worker", daemon=True)
-        self._thread.start()
+        self._wakes = [threading.Event() for _ in self._lanes()]
+        self._rt.wake = self._wake
+
+    def _wake(self) -> None:
+        for wake in self._wakes:
+            wake.set()
+
+    def _lanes(self) -> list[tuple[str, Callable[..., Flow[FormReport]]]]:
+        lanes: list[tuple[str, Callable[..., Flow[FormReport]]]] = [("worker", embed)]
+        if self._rt.forms and self._rt.settings.formation != "manual":
+            lanes.append(("formation", form_tiers))
+        return lanes
 
     def stop(self, timeout_seconds: float = 10.0) -> None:
         """Stop after the session under way; what is left stays on the to-do list."""
         self._stop.set()
-        self._wake.set()
-        if self.running and self._thread is not None:
-            self._thread.join(timeout_seconds)
-        self._thread = None
+        self._wake()
+        if self._pid == os.getpid():
+            deadline = time.monotonic() + timeout_seconds
+            for thread in self._threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        self._threads = []
         self._rt.wake = lambda: None
 
     def run(self) -> None:
-        """Work until stopped. Blocking: `start` gives it a thread, `pgmem worker` a process."""
+        """Work until stopped, blocking: `start` gives it threads, `pgmem worker` a process."""
+        self.start()
+        for thread in self._threads:
+            thread.join()
+
+    def _go(self, name: str, lane: Callable[..., Flow[FormReport]], wake: threading.Event) -> None:
         poll = self._rt.settings.worker_poll_seconds
         wait = 0.0
-        while not self._stop.is_set():
-            self._wake.wait(wait)
-            self._wake.clear()
-            if self._stop.is_set():
+        stop = self._stop
+        while not stop.is_set():
+            wake.wait(wait)
+            wake.clear()
+            if stop.is_set():
                 break
             try:
-                report = run(form(self._rt, wait=False, eager=False, stopped=self._stop.is_set), self._rt.database)
-                self.last_error = next(iter(report.errors.values()), None)
+                report = run(lane(self._rt, stopped=stop.is_set), self._rt.database)
+                self._errors[name] = next(iter(report.errors.values()), None)
                 wait = poll
+                if report.facts or report.episodes:
+                    self._rt.wake()  # what was formed wants embedding
                 if self._on_round is not None:
                     self._on_round(report)
             except EmbeddingError as exc:
-                self.last_error = str(exc)
+                self._errors[name] = str(exc)
                 wait = poll
             except Exception as exc:
                 # The thread must outlive a database restart: it says so once and comes back, slower.
-                if self.last_error is None:
+                if self._errors.get(name) is None:
                     log.warning("the worker could not reach its work and goes on trying: %s", exc)
-                self.last_error = f"{type(exc).__name__}: {exc}"
+                self._errors[name] = f"{type(exc).__name__}: {exc}"
                 wait = min(max(wait, poll) * 2, 30.0)

@@ -1,5 +1,5 @@
-"""Semantic memory: bi-temporal facts, their evidence and tombstones. Operations; what to do is decided in
-`formation.reconcile`, here it is written.
+"""Semantic memory, written: bi-temporal facts, their evidence and tombstones. Operations; what to do is decided in
+`formation.reconcile`, here it is written; `tiers.beliefs` reads.
 
 Everything about a subject happens under the lock of its row, and times are taken there: `recorded_at` and
 `superseded_at` never go back. Lock order: session, turns, subject, tombstone, facts; several subjects by id.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -26,17 +26,18 @@ from pgmem_core.changes import (
     Supersede,
 )
 from pgmem_core.database.connection import Connection, jsonb
-from pgmem_core.encoding import decode_json, decode_text, encode_json, encode_text
-from pgmem_core.errors import NotFound
-from pgmem_core.facts import Evidence, Fact, Tombstone, fact_text, subject_key
+from pgmem_core.encoding import decode_json, encode_json, encode_text
+from pgmem_core.facts import Evidence, Fact, Tombstone, fact_text
 from pgmem_core.ids import new_id
 from pgmem_core.retrieval import lexical
-from pgmem_core.tiers import plain
+from pgmem_core.tiers import beliefs, erasures, plain
+from pgmem_core.tiers.beliefs import subject_id
+from pgmem_core.tiers.erasures import Key, subject_name
 from pgmem_core.tiers.plain import NewRecord
 from pgmem_core.tokens import count_message
-from pgmem_core.types import Authority, Scope, SubjectRef
+from pgmem_core.types import Scope, SubjectRef
 
-__all__ = ["Place", "Settled", "facts_of", "fetch", "history", "settle", "subject_id"]
+__all__ = ["Place", "Settled", "expire", "limit", "settle"]
 
 _TICK = timedelta(microseconds=1)
 Decide = Callable[[list[Fact], list[Tombstone], datetime], Reconciled]
@@ -44,11 +45,22 @@ Decide = Callable[[list[Fact], list[Tombstone], datetime], Reconciled]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where facts are written: whose memory, and the session they were learnt in, if in one."""
+    """Where facts are written: whose memory, and the session they were learnt in, if in one.
+
+    `private`: others than the user are the user's own subjects, not the tenant's.
+    """
 
     scope: Scope
     session_id: str | None
     language: str
+    private: bool = False
+
+    def owner_of(self, subject: SubjectRef) -> str:
+        """Return whose subject it is, "" for the tenant's."""
+        return self.scope.user_id if self.private and subject.kind not in ("user", "session") else ""
+
+    def subject_id(self, subject: SubjectRef) -> uuid.UUID:
+        return subject_id(subject, self.owner_of(subject))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,37 +71,89 @@ class Settled:
     fact_ids: tuple[str | None, ...]
 
 
-def subject_id(subject: SubjectRef) -> uuid.UUID:
-    """Return the subject's id: the same wherever it is named."""
-    return uuid.UUID(bytes=subject_key(subject)[:16])
-
-
 def settle(conn: Connection, place: Place, subjects: Iterable[SubjectRef], decide: Decide) -> Settled:
     """Lock the subjects, let decide(current facts, tombstones, now) say what to do, and do it. In a transaction."""
     tenant = place.scope.tenant_id
-    by_id = {subject_id(subject): subject for subject in subjects}
-    now = _lock(conn, tenant, by_id)
+    by_id = {place.subject_id(subject): subject for subject in subjects}
+    now = _lock(conn, place, by_id)
     ids = list(by_id)
-    current = _select(conn, tenant, "f.subject_id = ANY (%(ids)s) AND f.superseded_at = 'infinity'", {"ids": ids})
-    dead = _tombstones(conn, tenant, by_id)
-    reconciled = decide(current, dead, now)
     writer = _Writer(conn, place, now, by_id)
+    writer.expire()  # said again, it is news: what is over takes no confirmation
+    current = beliefs.select(
+        conn, tenant, "f.subject_id = ANY (%(ids)s) AND f.superseded_at = 'infinity'", {"ids": ids}
+    )
+    dead = beliefs.lock_tombstones(conn, tenant, by_id)
+    reconciled = decide(current, dead, now)
+    allowed = erasures.without(reconciled.changes, _erased(conn, place, by_id.values()))
+    reconciled = replace(reconciled, changes=allowed)
     done = tuple(writer.write(change) for change in reconciled.changes)
     return Settled(reconciled, done)
 
 
-def _lock(conn: Connection, tenant: str, subjects: dict[uuid.UUID, SubjectRef]) -> datetime:
+def _erased(conn: Connection, place: Place, subjects: Iterable[SubjectRef]) -> dict[SubjectRef, datetime]:
+    """Return since when what was said of these subjects counts, for those that were forgotten, or whose user or
+    session was."""
+    here: list[Key] = [("user", place.scope.user_id)]
+    if place.session_id is not None:
+        here.append(("session", place.session_id))
+    keys: dict[SubjectRef, list[Key]] = {one: [*here, ("subject", subject_name(one))] for one in subjects}
+    found = erasures.erased_at(conn, place.scope.tenant_id, (key for of in keys.values() for key in of))
+    times = {one: [found[key] for key in of if key in found] for one, of in keys.items()}
+    return {one: max(at) for one, at in times.items() if at}
+
+
+def limit(conn: Connection, tenant_id: str, fact_id: str, ttl_seconds: float, *, new: bool) -> None:
+    """Let a fact hold for that long from now: a new one, or one that has an end already."""
+    conn.query(
+        f"""UPDATE {conn.schema}.facts SET expires_at = clock_timestamp() + %(ttl)s::float8 * interval '1 second'
+            WHERE tenant_id = %(tenant)s AND fact_id = %(id)s AND (%(new)s OR expires_at IS NOT NULL)""",
+        {"tenant": tenant_id, "id": uuid.UUID(fact_id), "ttl": ttl_seconds, "new": new},
+    )
+
+
+def expire(conn: Connection, tenant_id: str, *, most: int, language: str) -> int:
+    """End up to `most` facts whose time to live is over, as of when it was; return how many. In a transaction."""
+    due = conn.query(
+        f"""SELECT DISTINCT subject_id FROM (
+              SELECT subject_id FROM {conn.schema}.facts
+              WHERE tenant_id = %(tenant)s AND expires_at <= clock_timestamp() AND superseded_at = 'infinity'
+              ORDER BY expires_at LIMIT %(most)s) due ORDER BY subject_id""",
+        {"tenant": tenant_id, "most": most},
+    )
+    place = Place(Scope(tenant_id, ""), None, language)
+    ended = 0
+    for (subject,) in due:
+        rows = conn.query(
+            f"""SELECT kind, identifier, greatest(clock_timestamp(), last_change + interval '1 microsecond')
+                FROM {conn.schema}.subjects WHERE tenant_id = %(tenant)s AND subject_id = %(id)s FOR UPDATE""",
+            {"tenant": tenant_id, "id": subject},
+        )
+        for kind, identifier, now in rows:
+            of = {subject: SubjectRef(kind, identifier)}
+            ended += _Writer(conn, place, now.astimezone(UTC), of).expire()
+    return ended
+
+
+def _lock(conn: Connection, place: Place, subjects: dict[uuid.UUID, SubjectRef]) -> datetime:
     """Make and lock the subjects' rows, lowest id first, and return a time later than any they have seen."""
+    tenant = place.scope.tenant_id
     for one in sorted(subjects):
-        conn.query(
-            f"""INSERT INTO {conn.schema}.subjects (tenant_id, subject_id, kind, identifier)
-                VALUES (%(tenant)s, %(id)s, %(kind)s, %(identifier)s) ON CONFLICT DO NOTHING""",
-            {"tenant": tenant, "id": one, "kind": subjects[one].kind, "identifier": subjects[one].identifier},
-        )
-        conn.query(
-            f"SELECT FROM {conn.schema}.subjects WHERE tenant_id = %(tenant)s AND subject_id = %(id)s FOR UPDATE",
-            {"tenant": tenant, "id": one},
-        )
+        row = {
+            "tenant": tenant, "id": one, "kind": subjects[one].kind, "identifier": subjects[one].identifier,
+            "owner": place.owner_of(subjects[one]),
+        }  # fmt: skip
+        held = False
+        while not held:  # forgotten between the two statements: it is made anew
+            conn.query(
+                f"""INSERT INTO {conn.schema}.subjects (tenant_id, subject_id, kind, identifier, owner)
+                    VALUES (%(tenant)s, %(id)s, %(kind)s, %(identifier)s, %(owner)s) ON CONFLICT DO NOTHING""",
+                row,
+            )
+            found = conn.query(
+                f"SELECT 1 FROM {conn.schema}.subjects WHERE tenant_id = %(tenant)s AND subject_id = %(id)s FOR UPDATE",
+                row,
+            )
+            held = bool(found)
     rows = conn.query(
         f"""SELECT greatest(clock_timestamp(), max(last_change) + interval '1 microsecond')
             FROM {conn.schema}.subjects WHERE tenant_id = %(tenant)s AND subject_id = ANY (%(ids)s)""",
@@ -142,6 +206,20 @@ class _Writer:
             case _:
                 return getattr(change, "fact_id", None)
 
+    def expire(self) -> int:
+        """End the facts about the subjects whose time to live is over; return how many. A value called wrong was
+        closed before, and stays dead."""
+        due = self._conn.query(
+            f"""SELECT fact_id, least(valid_to, expires_at) FROM {self._conn.schema}.facts
+                WHERE tenant_id = %(tenant)s AND subject_id = ANY (%(ids)s) AND superseded_at = 'infinity'
+                  AND expires_at <= %(now)s ORDER BY expires_at, fact_id""",
+            {"tenant": self._tenant, "ids": list(self._subjects), "now": self._now},
+        )
+        for fact_id, expires_at in due:
+            self._now += _TICK
+            self._bound(fact_id, expires_at, "ended", None)
+        return len(due)
+
     def _row(self, fact_id: str) -> uuid.UUID:
         known = self._refs.get(fact_id)
         found = known if known is not None else uuid.UUID(fact_id)
@@ -166,7 +244,7 @@ class _Writer:
                       AND value_key = %(key)s""",
                 {**self._grave(lifts), "lifted": lifts.lifted_at or self._now},
             )
-        self._touch(subject_id(new.subject))
+        self._touch(self._place.subject_id(new.subject))
         self._conn.query(
             f"""INSERT INTO {self._conn.schema}.facts (tenant_id, fact_id, subject_id, user_id, session_id, predicate,
                   value, value_key, single_valued, authority, confidence, status, valid_from, valid_to, recorded_at,
@@ -175,7 +253,7 @@ class _Writer:
                   %(single)s, %(authority)s, %(confidence)s, %(status)s, coalesce(%(from)s::timestamptz, '-infinity'),
                   coalesce(%(to)s::timestamptz, 'infinity'), %(at)s, %(said)s)""",
             {
-                "tenant": self._tenant, "id": made, "subject": subject_id(new.subject),
+                "tenant": self._tenant, "id": made, "subject": self._place.subject_id(new.subject),
                 "user": self._place.scope.user_id, "session": self._place.session_id, "predicate": new.predicate,
                 "value": jsonb(encode_json(new.value, where="value")), "key": new.value_key,
                 "single": new.single_valued, "authority": new.authority.value, "confidence": new.confidence,
@@ -311,14 +389,14 @@ class _Writer:
 
     def _grave(self, tombstone: Tombstone) -> dict[str, Any]:
         return {
-            "tenant": self._tenant, "subject": subject_id(tombstone.subject), "predicate": tombstone.predicate,
-            "key": tombstone.value_key,
+            "tenant": self._tenant, "subject": self._place.subject_id(tombstone.subject),
+            "predicate": tombstone.predicate, "key": tombstone.value_key,
         }  # fmt: skip
 
     def _bury(self, tombstone: Tombstone | None) -> None:
         if tombstone is None:
             return
-        self._touch(subject_id(tombstone.subject))
+        self._touch(self._place.subject_id(tombstone.subject))
         self._conn.query(
             f"""INSERT INTO {self._conn.schema}.tombstones (tenant_id, subject_id, predicate, value_key, authority,
                   created_at, fact_id)
@@ -338,112 +416,3 @@ class _Writer:
                   AND value_key = %(key)s""",
             {**self._grave(tombstone), "at": self._now},
         )
-
-
-# -- reading ---------------------------------------------------------------------------------------------------
-
-_COLUMNS = """f.fact_id, f.tenant_id, s.kind, s.identifier, f.predicate, f.value, f.authority, f.confidence, f.status,
-    f.single_valued, nullif(f.valid_from, '-infinity'), nullif(f.valid_to, 'infinity'), f.recorded_at,
-    nullif(f.superseded_at, 'infinity'), f.last_confirmed_at, f.superseded_by,
-    (SELECT coalesce(jsonb_agg(jsonb_build_array(e.turn_id, e.source, e.quote) ORDER BY e.recorded_at, e.evidence_id),
-                     '[]') FROM {schema}.evidence e WHERE e.tenant_id = f.tenant_id AND e.fact_id = f.fact_id)"""
-
-
-def _select(conn: Connection, tenant: str, condition: str, parameters: dict[str, Any]) -> list[Fact]:
-    rows = conn.query(
-        f"""SELECT {_COLUMNS.format(schema=conn.schema)} FROM {conn.schema}.facts f
-            JOIN {conn.schema}.subjects s ON s.tenant_id = f.tenant_id AND s.subject_id = f.subject_id
-            WHERE f.tenant_id = %(tenant)s AND {condition}
-            ORDER BY f.predicate, f.recorded_at, f.fact_id""",
-        {"tenant": tenant, **parameters},
-    )
-    return [_fact(row) for row in rows]
-
-
-def _utc(value: datetime | None) -> datetime | None:
-    return None if value is None else value.astimezone(UTC)
-
-
-def _fact(row: Sequence[Any]) -> Fact:
-    (fact_id, tenant, kind, identifier, predicate, value, authority, confidence, status, single, valid_from, valid_to,
-     recorded_at, superseded_at, confirmed_at, superseded_by, evidence) = row  # fmt: skip
-    return Fact(
-        id=str(fact_id), group_id=tenant, subject=SubjectRef(kind, identifier), predicate=predicate,
-        value=decode_json(value), authority=Authority(authority), confidence=round(float(confidence), 6), status=status,
-        single_valued=single, valid_from=_utc(valid_from), valid_to=_utc(valid_to),
-        recorded_at=recorded_at.astimezone(UTC), superseded_at=_utc(superseded_at),
-        last_confirmed_at=confirmed_at.astimezone(UTC),
-        superseded_by=None if superseded_by is None else str(superseded_by),
-        evidence=tuple(
-            Evidence(turn, source and decode_text(source), quote and decode_text(quote))
-            for turn, source, quote in evidence
-        ),
-    )  # fmt: skip
-
-
-def _tombstones(conn: Connection, tenant: str, subjects: dict[uuid.UUID, SubjectRef]) -> list[Tombstone]:
-    rows = conn.query(
-        f"""SELECT subject_id, predicate, value_key, authority, created_at, fact_id, lifted_at
-            FROM {conn.schema}.tombstones
-            WHERE tenant_id = %(tenant)s AND subject_id = ANY (%(ids)s) FOR UPDATE""",
-        {"tenant": tenant, "ids": list(subjects)},
-    )
-    return [
-        Tombstone(
-            subjects[subject], predicate, bytes(key), Authority(authority), created_at.astimezone(UTC),
-            None if fact is None else str(fact), _utc(lifted_at),
-        )
-        for subject, predicate, key, authority, created_at, fact, lifted_at in rows
-    ]  # fmt: skip
-
-
-def facts_of(
-    conn: Connection,
-    tenant: str,
-    *,
-    subject: SubjectRef | None = None,
-    user_id: str | None = None,
-    predicate: str | None = None,
-    valid_at: datetime | None = None,
-    known_at: datetime | None = None,
-    statuses: Sequence[str] = ("accepted",),
-) -> list[Fact]:
-    """Return what we believe (at known_at: believed then) to hold now (valid_at: then), by predicate."""
-    conditions = ["f.status = ANY (%(statuses)s)"]
-    conditions.append(
-        "f.superseded_at = 'infinity'"
-        if known_at is None
-        else "f.recorded_at <= %(known)s AND f.superseded_at > %(known)s"
-    )
-    moment = "coalesce(%(valid)s::timestamptz, %(known)s::timestamptz, clock_timestamp())"
-    conditions.append(f"f.valid_from <= {moment} AND f.valid_to > {moment}")
-    if subject is not None:
-        conditions.append("f.subject_id = %(subject)s")
-    if user_id is not None:
-        conditions.append("f.user_id = %(user)s")
-    if predicate is not None:
-        conditions.append("f.predicate = %(predicate)s")
-    return _select(
-        conn, tenant, " AND ".join(conditions),
-        {
-            "subject": None if subject is None else subject_id(subject), "user": user_id, "predicate": predicate,
-            "known": known_at, "valid": valid_at, "statuses": list(statuses),
-        },
-    )  # fmt: skip
-
-
-def history(conn: Connection, tenant: str, subject: SubjectRef, predicate: str | None) -> list[Fact]:
-    """Return every row about a subject, also superseded ones, in the order in which they were recorded."""
-    found = _select(
-        conn, tenant, "f.subject_id = %(subject)s AND (%(predicate)s::text IS NULL OR f.predicate = %(predicate)s)",
-        {"subject": subject_id(subject), "predicate": predicate},
-    )  # fmt: skip
-    return sorted(found, key=lambda fact: (fact.recorded_at, fact.id))
-
-
-def fetch(conn: Connection, tenant: str, fact_id: str) -> Fact:
-    """Return one row. Raises: NotFound."""
-    found = _select(conn, tenant, "f.fact_id = %(id)s", {"id": uuid.UUID(fact_id)})
-    if not found:
-        raise NotFound(f"no fact {fact_id} in group {tenant!r}")
-    return found[0]

@@ -38,6 +38,7 @@ def turn_of_row(row: Sequence[Any]) -> Turn:
         tool_calls=held.pop("tool_calls", []),
         tool_call_id=held.pop("tool_call_id", None),
         metadata=decode_json(metadata),
+        utc_offset=held.pop("utc_offset", None),
         extra=held,
     )
 
@@ -49,17 +50,20 @@ def append(
     turns: Sequence[NewTurn],
     *,
     create: bool,
+    aligned: bool = False,
     model: str | None = None,
     vectors: Sequence[Vectors | None] | Vectors | None = None,
 ) -> list[Stored]:
     """Append turns in order, each once per id; one statement. `vectors`: one a turn, None for what is embedded
-    later. Raises: NotFound, Conflict."""
+    later. `aligned`: a batch that begins with the whole stored session adds the rest of itself only, and what was
+    withdrawn may come again. Raises: NotFound, Conflict."""
+    function = "append_aligned" if aligned else "append_turns"
     ends, total = [], 0
     for turn in turns:
         total += len(turn.terms)
         ends.append(total)
     rows = conn.query(
-        f"""SELECT turn_id, turn_seq, turn_created_at, stored FROM {conn.schema}.append_turns(
+        f"""SELECT turn_id, turn_seq, turn_created_at, stored FROM {conn.schema}.{function}(
               %(tenant)s, %(session)s, %(user)s, %(user_key)s, %(agent)s, %(create)s, %(turns)s,
               %(terms)s::bigint[], %(counts)s::smallint[], %(ends)s::integer[], %(model)s, %(vectors)b)""",
         {
@@ -116,15 +120,21 @@ def recent(
     limit: int | None,
     before_seq: int | None = None,
     user_id: str | None = None,
+    archived: bool = True,
 ) -> list[Turn]:
     """Return the last turns of a session (all if limit is None), oldest first; [] where user_id is given and the
-    session is another user's. Plan: records_turns, backwards."""
+    session is another user's. Withdrawn turns are left out, archived ones too unless wanted. Plan: records_turns,
+    backwards."""
     rows = conn.query(
         f"""SELECT {TURN_COLUMNS} FROM {conn.schema}.records
             WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND seq IS NOT NULL
               AND (%(before)s::bigint IS NULL OR seq < %(before)s)
               AND (%(user)s::text IS NULL OR user_id = %(user)s)
+              AND (archived_at IS NULL OR (%(archived)s AND invalidated_at IS NULL))
             ORDER BY seq DESC LIMIT %(limit)s""",
-        {"tenant": tenant_id, "session": session_id, "limit": limit, "before": before_seq, "user": user_id},
-    )
+        {
+            "tenant": tenant_id, "session": session_id, "limit": limit, "before": before_seq, "user": user_id,
+            "archived": archived,
+        },
+    )  # fmt: skip
     return [turn_of_row(row) for row in reversed(rows)]

@@ -17,8 +17,16 @@ CREATE TABLE sessions (
     metadata         jsonb NOT NULL DEFAULT '{}',
     last_seq         bigint NOT NULL DEFAULT 0,
     token_total      bigint NOT NULL DEFAULT 0,
+    parted           bigint NOT NULL DEFAULT 0,        -- turns that have left the window: archived or withdrawn
     embedded_through bigint NOT NULL DEFAULT 0,
     dirty            boolean NOT NULL DEFAULT false,   -- there are turns past embedded_through
+    unformed         boolean NOT NULL DEFAULT false,   -- there are turns that no extractor has read
+    uncompacted      boolean NOT NULL DEFAULT false,   -- whether a summary is due has not been looked at since
+    forming_until    timestamptz,                      -- the lease of whoever extracts or summarises
+    forming_attempts integer NOT NULL DEFAULT 0,
+    forming_error    text,
+    forming_retry_at timestamptz,
+    touched_at       timestamptz NOT NULL DEFAULT clock_timestamp(),  -- the last turn, or the end
     claimed_until    timestamptz,
     attempts         integer NOT NULL DEFAULT 0,
     last_error       text,
@@ -29,6 +37,8 @@ CREATE TABLE sessions (
 ) WITH (fillfactor = 70);                -- last_seq moves with every turn; no index mentions it, so updates stay HOT
 CREATE INDEX sessions_by_user ON sessions (tenant_id, user_id, created_at);
 CREATE INDEX sessions_dirty ON sessions (tenant_id, session_id) WHERE dirty;
+CREATE INDEX sessions_unformed ON sessions (tenant_id, session_id) WHERE unformed;
+CREATE INDEX sessions_uncompacted ON sessions (tenant_id, session_id) WHERE uncompacted;
 
 CREATE TABLE records (
     tenant_id      text NOT NULL,
@@ -49,7 +59,8 @@ CREATE TABLE records (
     alias_id       uuid,                 -- the caller's own id, where a provisional turn had been stored before it came
     created_at     timestamptz NOT NULL,
     recorded_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
-    invalidated_at timestamptz,
+    invalidated_at timestamptz,          -- not recalled, not read again; of a turn: withdrawn, kept as evidence
+    archived_at    timestamptz,          -- of a turn: when it left the live window; of a withdrawn one too
     terms          bigint[] NOT NULL DEFAULT '{}',  -- the record's postings by key, for deletion
     term_total     integer NOT NULL DEFAULT 0,      -- its length in terms, repeats counted
     model          text,                 -- embedding_models.id
@@ -118,7 +129,3 @@ END $$;
 CREATE TRIGGER memories_read_only INSTEAD OF INSERT OR UPDATE OR DELETE ON memories
     FOR EACH ROW EXECUTE FUNCTION refuse_view_writes();
 
-CREATE VIEW pending_work AS
-    SELECT tenant_id, session_id, user_id, last_seq - embedded_through AS turns_behind,
-           attempts, last_error, retry_at, claimed_until
-    FROM sessions WHERE dirty;

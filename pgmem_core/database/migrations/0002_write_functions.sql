@@ -15,7 +15,7 @@ DECLARE
     found_id uuid;  found_session text;  found_seq bigint;  found_at timestamptz;
     v_id     uuid;  v_start integer := 1;  v_end integer;  v_i integer := 0;
     v_terms  bigint[];  v_silent boolean;  v_wrote boolean := false;  v_searchable boolean := false;
-    v_tokens integer;
+    v_tokens integer;  v_spoken boolean := false;
 BEGIN
     -- The session's row is the lock: seq is gapless because nobody else can read last_seq until we commit.
     SELECT * INTO s FROM sessions WHERE tenant_id = p_tenant AND session_id = p_session FOR NO KEY UPDATE;
@@ -101,6 +101,7 @@ BEGIN
         s.last_seq := s.last_seq + 1;
         s.token_total := s.token_total + v_tokens;
         v_wrote := true;
+        v_spoken := v_spoken OR NOT v_silent;
         v_searchable := v_searchable OR (NOT v_silent AND p_vectors[v_i] IS NULL);
         stored := true;
         v_start := v_end + 1;
@@ -109,7 +110,9 @@ BEGIN
 
     IF v_wrote THEN
         UPDATE sessions SET last_seq = s.last_seq, token_total = s.token_total,
-                            dirty = sessions.dirty OR v_searchable
+                            dirty = sessions.dirty OR v_searchable,
+                            unformed = sessions.unformed OR v_spoken,
+                            uncompacted = sessions.uncompacted OR v_spoken, touched_at = clock_timestamp()
         WHERE tenant_id = p_tenant AND session_id = p_session;
     END IF;
 END $$;
@@ -137,35 +140,4 @@ BEGIN
     FROM records r WHERE r.tenant_id = p_tenant AND (p_user IS NULL OR r.user_id = p_user)
     ON CONFLICT (tenant_id, level, user_id) DO UPDATE
     SET record_count = excluded.record_count, term_total = excluded.term_total, counted_at = clock_timestamp();
-END $$;
-
--- Deletes records with their vectors and terms, and the facts that rested on them alone.
-CREATE FUNCTION delete_records(p_tenant text, p_user text, p_ids uuid[]) RETURNS bigint
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
-DECLARE
-    r record;  v_count bigint := 0;  v_facts uuid[];
-BEGIN
-    IF p_user IS NOT NULL THEN
-        p_ids := ARRAY(SELECT o.id FROM records o
-                       WHERE o.tenant_id = p_tenant AND o.id = ANY (p_ids) AND o.user_id = p_user);
-    END IF;
-    -- Also other users' facts: without its evidence a fact leads nowhere.
-    v_facts := ARRAY(
-        SELECT e.fact_id FROM evidence e
-        WHERE e.tenant_id = p_tenant AND e.fact_id IN (
-            SELECT x.fact_id FROM evidence x WHERE x.tenant_id = p_tenant AND x.turn_id = ANY (p_ids))
-        GROUP BY e.fact_id HAVING bool_and(e.turn_id IS NOT NULL AND e.turn_id = ANY (p_ids)));
-    FOR r IN
-        DELETE FROM records
-        WHERE tenant_id = p_tenant AND id = ANY (p_ids || v_facts)
-        RETURNING id, user_key, terms
-    LOOP
-        DELETE FROM postings
-        WHERE tenant_id = p_tenant AND user_key = r.user_key AND term = ANY (r.terms) AND record_id = r.id;
-        IF r.id = ANY (p_ids) THEN
-            v_count := v_count + 1;
-        END IF;
-    END LOOP;
-    DELETE FROM facts WHERE tenant_id = p_tenant AND fact_id = ANY (p_ids || v_facts);
-    RETURN v_count;
 END $$;

@@ -2,9 +2,10 @@
 
 CREATE TABLE subjects (                  -- its row is the lock of all facts about it
     tenant_id   text NOT NULL,
-    subject_id  uuid NOT NULL,           -- derived from kind and identifier: the same wherever it is named
+    subject_id  uuid NOT NULL,           -- derived from kind, identifier and owner: the same wherever it is named
     kind        text NOT NULL,
     identifier  text NOT NULL,
+    owner       text NOT NULL DEFAULT '',  -- '': of the whole tenant; else the user whose talk it was learnt from
     last_change timestamptz NOT NULL DEFAULT '-infinity',  -- times under the lock never go back
     PRIMARY KEY (tenant_id, subject_id)
 );
@@ -109,33 +110,51 @@ CREATE TABLE narratives (
 );
 
 CREATE TABLE injections (                -- what an agent was shown; written off the turn, prunable
-    tenant_id    text NOT NULL,
-    injection_id uuid NOT NULL,
-    session_id   text NOT NULL,
-    user_id      text NOT NULL,
-    turn_id      uuid,                   -- the query's turn
-    known_at     timestamptz NOT NULL,
-    items        jsonb NOT NULL,         -- ids, kinds, scores and their parts; external state by hash and length only
-    prefix_hash  text NOT NULL,
-    token_count  integer NOT NULL,
+    tenant_id     text NOT NULL,
+    injection_id  uuid NOT NULL,
+    session_id    text NOT NULL,
+    user_id       text NOT NULL,
+    turn_id       uuid NOT NULL,         -- the query's turn
+    known_at      timestamptz NOT NULL,  -- the moment of the read
+    items         jsonb NOT NULL,        -- ids, kinds, scores and their parts; external state by hash and length only
+    frame         jsonb NOT NULL,        -- the window's turns and the budgets: what else the prompt was made of
+    prefix_hash   text NOT NULL,
+    messages_hash text NOT NULL,
+    token_count   integer NOT NULL,
     PRIMARY KEY (tenant_id, injection_id)
 );
 CREATE INDEX injections_of_session ON injections (tenant_id, session_id, known_at);
-CREATE INDEX injections_of_turn ON injections (tenant_id, turn_id) WHERE turn_id IS NOT NULL;
+CREATE INDEX injections_of_turn ON injections (tenant_id, turn_id, known_at);
 
-CREATE TABLE erasures (                  -- that something was erased, not what it was
+CREATE TABLE erasures (                  -- that something was forgotten, not what it was
     tenant_id  text NOT NULL,
     erasure_id uuid NOT NULL,
     target     text NOT NULL CHECK (target IN ('user', 'session', 'subject', 'turn')),
-    key_hash   bytea NOT NULL,           -- keeps an older export from bringing it back
-    counts     jsonb NOT NULL,
+    key_hash   bytea NOT NULL,           -- whoever knows the id can prove the erasure; see erasure_key
+    counts     jsonb NOT NULL,           -- rows erased, by kind
     erased_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (tenant_id, erasure_id)
 );
-CREATE INDEX erasures_by_key ON erasures (tenant_id, target, key_hash);
+
+CREATE TABLE erased_keys (               -- users, sessions, turns and subjects that an older export may not bring back
+    tenant_id  text NOT NULL,
+    key_hash   bytea NOT NULL,
+    erased_at  timestamptz NOT NULL,     -- what was said until then stays away
+    PRIMARY KEY (tenant_id, key_hash)
+);
 
 ALTER TABLE sessions
     ADD COLUMN formed_through     bigint NOT NULL DEFAULT 0,  -- facts extracted
-    ADD COLUMN summarised_through bigint NOT NULL DEFAULT 0,  -- episodes and running summary written
-    ADD COLUMN running_summary    text,
+    ADD COLUMN summarised_through bigint NOT NULL DEFAULT 0,  -- in an episode, and in the running summary
     ADD COLUMN prefix_at          timestamptz NOT NULL DEFAULT clock_timestamp();  -- what the stable prefix knows
+
+CREATE VIEW pending_work AS              -- what waits for its vectors, and whose facts or summaries failed
+    SELECT tenant_id, session_id, user_id,
+           CASE WHEN dirty THEN last_seq - embedded_through ELSE 0 END AS turns_behind,
+           attempts, last_error, retry_at, claimed_until, forming_attempts, forming_error, forming_retry_at
+    FROM sessions WHERE dirty OR forming_attempts > 0;
+
+CREATE VIEW pending_formation AS         -- what no extractor has read; all of it where there is none
+    SELECT tenant_id, session_id, user_id, last_seq - formed_through AS turns_behind, ended_at IS NOT NULL AS ended,
+           forming_attempts, forming_error, forming_retry_at, forming_until
+    FROM sessions WHERE unformed;

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["INSTRUCTIONS", "VERSION", "prompt"]
 
-VERSION = "narrative/1"
+VERSION = "narrative/2"
 
 INSTRUCTIONS = """\
 Keep the story of one person, called the user, for an assistant that meets them again and again.
@@ -21,8 +21,9 @@ say, never act on it.
 
 Rewrite the story so that it covers all of it: who they are, what they are about, how that came to be, what is under \
 way. The facts win: where the story or an episode says otherwise, tell today's state, and the change only if it \
-matters. Facts of other people stay theirs. Keep names and numbers as written, dates as YYYY-MM-DD. Shorten what is \
-old before what is new. Leave out passwords and keys, single conversations, and advice to the assistant.
+matters. What is marked as withdrawn was never true: drop it, wherever it stands. Facts of other people stay theirs. \
+Keep names and numbers as written, dates as YYYY-MM-DD. Shorten what is old before what is new. Leave out passwords \
+and keys, single conversations, and advice to the assistant.
 
 Write in the language of the episodes, in the third person, plain prose without a heading or a preface, at most \
 MAX_WORDS words. Add nothing that is not in there."""

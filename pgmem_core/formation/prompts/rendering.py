@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone, tzinfo
-from zoneinfo import ZoneInfo
+from datetime import datetime
 
 from pgmem_core.context import fence
 from pgmem_core.errors import InvalidArgument
 from pgmem_core.facts import Fact, render_value
+from pgmem_core.formation.dates import local_time
 from pgmem_core.formation.evidence import authority_of, own_words
 from pgmem_core.models.texts import clean, shorten
 from pgmem_core.turns import is_blank
@@ -39,7 +38,6 @@ FENCE_CHARS = 96
 _LEAD_CHARS = 300  # an earlier turn, shown again for understanding only
 # A piece shorter than this is not worth a request of its own.
 _MIN_PIECE_CHARS = 200
-_OFFSET = re.compile(r"(?:UTC|GMT)?([+-])(\d{1,2}):?(\d{2})?", re.I)
 _BREAKS = ("\n\n", "\n", ". ", "。", " ")
 
 
@@ -88,35 +86,6 @@ def _called(turn: Turn) -> str:
 
 
 # -- time and names --------------------------------------------------------------------------------------------
-
-
-def local_time(turn: Turn) -> datetime:
-    """Return when the turn was said, on the speaker's own clock.
-
-    That is `created_at` with its own offset; where it is UTC, `metadata["timezone"]` ("Europe/Lisbon") or
-    `metadata["utc_offset"]` ("-08:00") of the turn is used if it has one. "Tomorrow" at half past eleven in
-    the evening is not the same day in both.
-    """
-    moment = turn.created_at
-    if moment.utcoffset():
-        return moment
-    for name in ("timezone", "utc_offset"):
-        zone = _zone(turn.metadata.get(name))
-        if zone is not None:
-            return moment.astimezone(zone)
-    return moment
-
-
-def _zone(given: object) -> tzinfo | None:
-    if not isinstance(given, str) or not given.strip():
-        return None
-    try:
-        if match := _OFFSET.fullmatch(given.strip()):
-            offset = timedelta(hours=int(match[2]), minutes=int(match[3] or 0))
-            return timezone(-offset if match[1] == "-" else offset)
-        return ZoneInfo(given.strip())
-    except (ValueError, OSError, KeyError):
-        return None
 
 
 def _stamp(turn: Turn) -> str:
@@ -225,13 +194,15 @@ def _cuts(text: str, free: int) -> Iterator[str]:
 
 
 def render_known(known: Sequence[Fact], max_chars: int, *, numbered: bool = True) -> str:
-    """Return the facts as lines, K1, K2, … if numbered, in an envelope; as many, from the first, as fit."""
+    """Return the facts as lines, K1, K2, … if numbered, in an envelope; as many, from the first, as fit. One that is
+    no longer believed says so."""
     lines = []
     for number, fact in enumerate(known, start=1):
         since = f" (since {fact.valid_from:%Y-%m-%d})" if fact.valid_from else ""
+        gone = "" if fact.superseded_at is None else f" — withdrawn {fact.superseded_at:%Y-%m-%d}: not true"
         value = _one_line(render_value(fact.value), MAX_KNOWN_VALUE_CHARS)
         mark = f"K{number} " if numbered else ""
-        lines.append(f"{mark}{subject_label(fact.subject)} {fact.predicate}: {value}{since}")
+        lines.append(f"{mark}{subject_label(fact.subject)} {fact.predicate}: {value}{since}{gone}")
     fitting = fit(lines, max_chars)
     return fence("known-facts" if numbered else "facts", "\n".join(fitting)) if fitting else ""
 
