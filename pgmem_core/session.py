@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pgmem_core import asking, believing
 from pgmem_core.believing import EvidenceLike
+from pgmem_core.compacting import CompactReport, compact, compact_later
 from pgmem_core.doing import AsyncExecution, Execution
 from pgmem_core.effects import arun, run
 from pgmem_core.facts import Fact
@@ -69,6 +70,8 @@ class Session(_Base):
         filter: Mapping[str, Any] | None = None,
         store_query: bool = True,
         floor: float | str | None = "default",
+        valid_at: datetime | None = None,
+        known_at: datetime | None = None,
     ) -> CompiledContext:
         """Read memory into a prompt for the user's query: the only work before the reply.
 
@@ -78,12 +81,18 @@ class Session(_Base):
         own, shown this once and never stored. `instructions`: your system prompt, put first in the stable
         prefix. `filter` and `kinds` bound what is recalled; `floor=None` recalls whatever comes nearest.
 
+        `valid_at`: with the facts that hold then. `known_at` (an aware moment of the past): as memory knew it then;
+        nothing is stored or logged, and execution memory, which keeps no past, is left out. With `query_id`, what
+        was shown for that turn, byte for byte, by the injection log: pass the same `instructions` and
+        `injected_context`, which are not kept (`query` may be left out), and see `notes` for what cannot be the same.
+
         Raises: NotFound, InvalidArgument, StoreUnavailable.
         """
         return run(asking.compile_context(
             self._rt, self._key, query, query_id=query_id, injected_context=injected_context,
             instructions=instructions, budget_tokens=budget_tokens, recall_items=recall_items,
             recall_tokens=recall_tokens, kinds=kinds, filter=filter, store_query=store_query, floor=floor,
+            valid_at=valid_at, known_at=known_at,
         ), self._rt.database)  # fmt: skip
 
     def add_turn(
@@ -135,6 +144,7 @@ class Session(_Base):
         confidence: float | None = None,
         single_valued: bool | None = None,
         explicit: bool = False,
+        ttl_seconds: float | None = None,
         connection: Any = None,
     ) -> Fact | None:
         """Record what is true about a subject (default: this session's user), and return the fact that stands for it.
@@ -142,13 +152,14 @@ class Session(_Base):
         A value said again confirms; another value of a single-valued predicate closes the old one's valid time ("it
         was true"), unless a stronger authority said the old one, which leaves the new one contested. `authority`:
         who said so; `evidence`: turns, `Evidence`, or the name of a source. `value`: any JSON value up to 4 kB.
-        `explicit`: brings a rejected value back, if the authority is that of the rejection or higher. Returns None
-        if the value stays rejected. Raises: InvalidArgument, NotFound (evidence that is not there).
+        `explicit`: brings a rejected value back, if the authority is that of the rejection or higher. `ttl_seconds`:
+        it holds that long from now on; said again with another, from then on (a fact that had no end keeps having
+        none). Returns None if the value stays rejected. Raises: InvalidArgument, NotFound (evidence that is not there).
         """
         return run(believing.observe(
             self._rt, self._key, predicate, value, action="assert", subject=subject, authority=authority,
             evidence=evidence, valid_from=valid_from, valid_to=valid_to, confidence=confidence,
-            single_valued=single_valued, explicit=explicit, given=connection,
+            single_valued=single_valued, explicit=explicit, ttl_seconds=ttl_seconds, given=connection,
         ), self._rt.database)  # fmt: skip
 
     def correct(
@@ -216,6 +227,20 @@ class Session(_Base):
         """Return the best k memories of this session's user, best first."""
         return run(asking.search(self._rt, self._key.scope, query, k, {"filter": filter}, floor), self._rt.database)
 
+    def compact(self) -> CompactReport:
+        """Embed, extract and summarise all of the session now, and bring the user's narrative up to date; return what
+        was written.
+
+        Writes an episode for each stretch of the session and the running summary. Without a model the report says
+        so; a model that failed is in its `error`, and is asked again by itself. Raises: NotFound.
+        """
+        return run(compact(self._rt, self._key), self._rt.database)
+
+    def compact_async(self) -> None:
+        """Have `compact` done off the turn: returns at once, and what is to be done outlives this process.
+        Raises: NotFound."""
+        run(compact_later(self._rt, self._key), self._rt.database)
+
     def info(self) -> SessionInfo:
         """Return the session as stored. Raises: NotFound."""
         return run(asking.session_info(self._rt, self._key), self._rt.database)
@@ -250,11 +275,14 @@ class AsyncSession(_Base):
         filter: Mapping[str, Any] | None = None,
         store_query: bool = True,
         floor: float | str | None = "default",
+        valid_at: datetime | None = None,
+        known_at: datetime | None = None,
     ) -> CompiledContext:
         return await arun(asking.compile_context(
             self._rt, self._key, query, query_id=query_id, injected_context=injected_context,
             instructions=instructions, budget_tokens=budget_tokens, recall_items=recall_items,
             recall_tokens=recall_tokens, kinds=kinds, filter=filter, store_query=store_query, floor=floor,
+            valid_at=valid_at, known_at=known_at,
         ), self._rt.database)  # fmt: skip
 
     async def add_turn(
@@ -293,12 +321,13 @@ class AsyncSession(_Base):
         confidence: float | None = None,
         single_valued: bool | None = None,
         explicit: bool = False,
+        ttl_seconds: float | None = None,
         connection: Any = None,
     ) -> Fact | None:
         return await arun(believing.observe(
             self._rt, self._key, predicate, value, action="assert", subject=subject, authority=authority,
             evidence=evidence, valid_from=valid_from, valid_to=valid_to, confidence=confidence,
-            single_valued=single_valued, explicit=explicit, given=connection,
+            single_valued=single_valued, explicit=explicit, ttl_seconds=ttl_seconds, given=connection,
         ), self._rt.database)  # fmt: skip
 
     async def correct(
@@ -354,6 +383,12 @@ class AsyncSession(_Base):
         return await arun(
             asking.search(self._rt, self._key.scope, query, k, {"filter": filter}, floor), self._rt.database
         )
+
+    async def compact(self) -> CompactReport:
+        return await arun(compact(self._rt, self._key), self._rt.database)
+
+    async def compact_async(self) -> None:
+        await arun(compact_later(self._rt, self._key), self._rt.database)
 
     async def info(self) -> SessionInfo:
         return await arun(asking.session_info(self._rt, self._key), self._rt.database)

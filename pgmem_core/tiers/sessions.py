@@ -8,12 +8,21 @@ from typing import Any
 from pgmem_core.database.connection import Connection, jsonb
 from pgmem_core.encoding import decode_json
 from pgmem_core.errors import Conflict, NotFound
-from pgmem_core.types import Scope, SessionInfo
+from pgmem_core.tiers import erasing
+from pgmem_core.types import Scope, SessionInfo, SubjectRef
 
-__all__ = ["ANONYMOUS", "delete", "end", "fetch", "listing", "open_", "scope_of_session"]
+__all__ = ["ANONYMOUS", "delete", "end", "fetch", "listing", "open_", "scope_of_session", "user_subject"]
 
 # A session without a user is a scope of its own: the mark is a control character, which no user id may hold.
 ANONYMOUS = "\x01"
+
+
+def user_subject(scope: Scope) -> SubjectRef:
+    """Return the subject that a user's own facts are about; a session without a user is its own."""
+    if scope.user_id.startswith(ANONYMOUS):
+        return SubjectRef("session", scope.user_id.removeprefix(ANONYMOUS))
+    return SubjectRef("user", scope.user_id)
+
 
 _COLUMNS = (
     "session_id, tenant_id, user_id, agent_id, metadata, created_at, ended_at, last_seq, token_total, embedded_through"
@@ -108,7 +117,8 @@ def end(conn: Connection, tenant_id: str, session_id: str, *, user_id: str) -> S
               DELETE FROM {conn.schema}.execution e USING {conn.schema}.sessions s
               WHERE e.tenant_id = %(tenant)s AND e.session_id = %(session)s AND s.tenant_id = %(tenant)s
                 AND s.session_id = %(session)s AND s.user_id = %(user)s)
-            UPDATE {conn.schema}.sessions SET ended_at = coalesce(ended_at, clock_timestamp())
+            UPDATE {conn.schema}.sessions SET ended_at = coalesce(ended_at, clock_timestamp()),
+                touched_at = clock_timestamp(), unformed = formed_through < last_seq, uncompacted = true
             WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND user_id = %(user)s RETURNING {_COLUMNS}""",
         {"tenant": tenant_id, "session": session_id, "user": user_id},
     )
@@ -118,26 +128,7 @@ def end(conn: Connection, tenant_id: str, session_id: str, *, user_id: str) -> S
 
 
 def delete(conn: Connection, tenant_id: str, session_id: str, *, user_id: str) -> int:
-    """Delete the user's session, its turns, vectors and terms; return how many records that were (0 where the
-    session is gone or another user's). Runs in a transaction."""
-    found = conn.query(
-        f"""SELECT 1 FROM {conn.schema}.sessions
-            WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND user_id = %(user)s FOR UPDATE""",
-        {"tenant": tenant_id, "session": session_id, "user": user_id},
-    )
-    if not found:
-        return 0
-    # Records that are not turns may name a session that is not their user's: those are not this user's to delete.
-    # Facts learnt here go if they rest on its turns alone.
-    [(count,)] = conn.query(
-        f"""SELECT {conn.schema}.delete_records(%(tenant)s, %(user)s, coalesce(array_agg(id), '{{}}'))
-            FROM {conn.schema}.records r
-            WHERE tenant_id = %(tenant)s AND session_id = %(session)s AND user_id = %(user)s
-              AND NOT EXISTS (SELECT FROM {conn.schema}.facts f WHERE f.tenant_id = %(tenant)s AND f.fact_id = r.id)""",
-        {"tenant": tenant_id, "session": session_id, "user": user_id},
-    )
-    conn.query(
-        f"DELETE FROM {conn.schema}.sessions WHERE tenant_id = %(tenant)s AND session_id = %(session)s",
-        {"tenant": tenant_id, "session": session_id},
-    )
-    return int(count)
+    """Delete the user's session, its turns and what was made of them; return how many records that were (0 where the
+    session is gone or another user's). Facts stated by calls in it stay. Runs in a transaction."""
+    erased = erasing.session(conn, tenant_id, session_id, user_id=user_id, calls=False)
+    return 0 if erased is None else erased[0]
