@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from pgmem_core import screening
+from pgmem_core.changes import Confirm, Ignore
 from pgmem_core.database.connection import Connection
 from pgmem_core.effects import Flow, transact
 from pgmem_core.encoding import encode_json
@@ -19,23 +21,16 @@ from pgmem_core.ids import check_id
 from pgmem_core.predicates import normalise_predicate
 from pgmem_core.runtime import Runtime
 from pgmem_core.storing import record_uuid
-from pgmem_core.tiers import execution, semantic
+from pgmem_core.tiers import beliefs, execution, semantic
 from pgmem_core.tiers.semantic import Place, Settled
-from pgmem_core.tiers.sessions import ANONYMOUS
+from pgmem_core.tiers.sessions import user_subject
 from pgmem_core.turns import check_time
-from pgmem_core.types import Authority, Scope, SubjectRef, Turn
+from pgmem_core.types import Authority, SubjectRef, Turn
 
-__all__ = ["EvidenceLike", "clear", "facts", "get", "get_all", "history", "observe", "promote", "put", "user_subject"]
+__all__ = ["EvidenceLike", "clear", "facts", "get", "get_all", "history", "observe", "promote", "put"]
 
 EvidenceLike = Turn | Evidence | str
 _MOST_TTL_SECONDS = 100 * 365 * 86400.0  # a hundred years; an interval has an end
-
-
-def user_subject(scope: Scope) -> SubjectRef:
-    """Return the subject that a user's own facts are about; a session without a user is its own."""
-    if scope.user_id.startswith(ANONYMOUS):
-        return SubjectRef("session", scope.user_id.removeprefix(ANONYMOUS))
-    return SubjectRef("user", scope.user_id)
 
 
 def _evidence(given: Sequence[EvidenceLike] | EvidenceLike, session_id: str) -> list[Evidence]:
@@ -59,6 +54,13 @@ def _evidence(given: Sequence[EvidenceLike] | EvidenceLike, session_id: str) -> 
     return made or [Evidence(source=f"call in session {session_id}")]
 
 
+def _screened(rt: Runtime, evidence: list[Evidence]) -> list[Evidence]:
+    return [
+        replace(one, source=rt.screen(one.source, "evidence"), quote=rt.screen(one.quote, "evidence"))
+        for one in evidence
+    ]
+
+
 def observe(
     rt: Runtime,
     key: SessionKey,
@@ -75,21 +77,29 @@ def observe(
     confidence: float | None = None,
     single_valued: bool | None = None,
     explicit: bool = False,
+    ttl_seconds: float | None = None,
     given: Any = None,
 ) -> Flow[Fact | None]:
     """State something about a subject, and return the fact that stands for it afterwards, if one does."""
+    _check_ttl(ttl_seconds)
     try:
         who = Authority(authority)
     except ValueError:
         raise InvalidArgument(f"authority {authority!r} is unknown; use one of {', '.join(Authority)}") from None
     about = user_subject(key.scope) if subject is None else check_subject(subject)
+    cites = _evidence(evidence, key.session_id)
+    if rt.policy is not None:
+        given_texts = (predicate, value, replaces)
+        predicate, value, replaces, cites = yield from screening.screened(
+            rt, key.scope.tenant_id, lambda: (*(rt.screen(one, "fact") for one in given_texts), _screened(rt, cites))
+        )
     claim = Claim.observed(
         about,
         predicate,
         value,
         authority=who,
         said_at=datetime.now(UTC),
-        evidence=_evidence(evidence, key.session_id),
+        evidence=cites,
         action=action,
         replaces=replaces,
         single_valued=single_valued,
@@ -107,7 +117,7 @@ def observe(
     # A user's own facts are that user's memory, whoever's session states them.
     owner = replace(key.scope, user_id=about.identifier) if about.kind == "user" else key.scope
     place = Place(owner, key.session_id, rt.settings.language)
-    settled = yield from transact(_settle, place, claim, given=given)
+    settled = yield from transact(_settle, place, claim, ttl_seconds, given=given)
     rt.wake()
     if settled.reconciled.rejected:
         raise InvalidArgument(settled.reconciled.rejected[0].reason)
@@ -115,17 +125,44 @@ def observe(
     fact_id = settled.fact_ids[0] if settled.fact_ids else None
     if fact_id is None:
         return None
-    return (yield from transact(semantic.fetch, key.scope.tenant_id, fact_id, single=True, given=given))
+    return (yield from transact(beliefs.fetch, key.scope.tenant_id, fact_id, single=True, given=given))
 
 
-def _settle(conn: Connection, place: Place, claim: Claim) -> Settled:
+def _settle(conn: Connection, place: Place, claim: Claim, ttl_seconds: float | None) -> Settled:
     # Said when the lock was had, by the database's clock: whoever writes last says last, however clocks differ.
-    return semantic.settle(
+    settled = semantic.settle(
         conn,
         place,
         [claim.subject],
         lambda current, dead, now: settle([replace(claim, said_at=now)], current, tombstones=dead),
     )
+    if ttl_seconds is not None and settled.fact_ids and settled.fact_ids[0] is not None:
+        semantic.limit(
+            conn, place.scope.tenant_id, settled.fact_ids[0], ttl_seconds,
+            new=not isinstance(settled.reconciled.changes[0], Confirm | Ignore),
+        )  # fmt: skip
+    return settled
+
+
+def _check_ttl(ttl_seconds: float | None) -> None:
+    if ttl_seconds is not None and (
+        not isinstance(ttl_seconds, int | float)
+        or isinstance(ttl_seconds, bool)
+        or not 0 < ttl_seconds <= _MOST_TTL_SECONDS
+    ):
+        raise InvalidArgument(
+            f"ttl_seconds must be a number greater than 0 and at most {_MOST_TTL_SECONDS:.0f}, got {ttl_seconds!r};"
+            " leave it out for no limit"
+        )
+
+
+def by_ids(rt: Runtime, group_id: str, ids: Sequence[str]) -> Flow[dict[str, Fact]]:
+    """Return the facts of recalled memories by id, with their evidence; other ids are passed over."""
+    if not ids:
+        return {}
+    tenant = check_id(group_id, "group_id")
+    yield from ready(rt)
+    return (yield from transact(beliefs.by_ids, tenant, ids, single=True))
 
 
 def facts(
@@ -149,7 +186,7 @@ def facts(
     yield from ready(rt)
     return (
         yield from transact(
-            semantic.facts_of,
+            beliefs.facts_of,
             tenant,
             subject=about,
             user_id=user,
@@ -161,12 +198,15 @@ def facts(
     )
 
 
-def history(rt: Runtime, group_id: str, subject: SubjectRef, predicate: str | None) -> Flow[list[Fact]]:
+def history(
+    rt: Runtime, group_id: str, subject: SubjectRef, predicate: str | None, user_id: str | None = None
+) -> Flow[list[Fact]]:
     """Return everything that was ever believed about a subject, in the order in which it was recorded."""
     tenant, about = check_id(group_id, "group_id"), check_subject(subject)
     name = None if predicate is None else normalise_predicate(predicate)
+    user = None if user_id is None else check_id(user_id)
     yield from ready(rt)
-    return (yield from transact(semantic.history, tenant, about, name, single=True))
+    return (yield from transact(beliefs.history, tenant, about, name, user_id=user, single=True))
 
 
 # -- execution memory ------------------------------------------------------------------------------------------
@@ -177,16 +217,9 @@ def put(
 ) -> Flow[None]:
     """Set a key of the session. Raises: NotFound if there is no such session, or it has ended."""
     name = check_id(name, "key")
-    if ttl_seconds is not None and (
-        not isinstance(ttl_seconds, int | float)
-        or isinstance(ttl_seconds, bool)
-        or not 0 < ttl_seconds <= _MOST_TTL_SECONDS
-    ):
-        raise InvalidArgument(
-            f"ttl_seconds must be a number greater than 0 and at most {_MOST_TTL_SECONDS:.0f}, got {ttl_seconds!r};"
-            " leave it out for no limit"
-        )
-    stored = encode_json(value, where=f"execution[{name!r}]")
+    _check_ttl(ttl_seconds)
+    kept = yield from screening.screen_value(rt, key.scope.tenant_id, value, "execution")
+    stored = encode_json(kept, where=f"execution[{name!r}]")
     yield from ready(rt)
     done = yield from transact(
         execution.put,

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from pgmem_core.cli import output
+from pgmem_core import flows
+from pgmem_core.cli import explaining, output
 from pgmem_core.cli.place import Place
+from pgmem_core.cli.upkeep import Rounds
 from pgmem_core.database import health, migrate
 from pgmem_core.database.health import Finding, Health
 from pgmem_core.effects import run, transact
@@ -95,26 +97,34 @@ def _signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def work(place: Place, *, once: bool, as_json: bool) -> None:
-    """Work in the foreground until asked to stop, or until nothing waits (once)."""
+def work(
+    place: Place, *, once: bool, as_json: bool, model: str | None = None, extractor: str | None = None
+) -> None:
+    """Work in the foreground until asked to stop, or until nothing waits (once).
+
+    model and extractor: who forms facts and summaries; the settings' where None.
+    """
     total = FormReport()
 
     def on_round(report: FormReport) -> None:
         nonlocal total
         total += report
-        if report.turns or report.errors:
+        if report.turns or report.formed or report.errors:
             output.note(_round(report))
 
-    with place.open(create=False) as mem, _signals() as asked:
+    with place.open(create=False, model=model, extractor=extractor) as mem, _signals() as asked:
         mem.setup()
         where = place.describe(mem)
         output.note(f"working in {where}" + ("" if once else "; SIGTERM or Ctrl-C ends it after the session under way"))
+        rounds = Rounds(mem, asked.is_set)
         if once:
             total = run(worker.form(mem._rt, stopped=asked.is_set), mem._rt.database)
+            rounds.look()
         else:
             one = Worker(mem._rt, on_round)
             one.start()
             while one.running and not asked.is_set():
+                rounds.look()
                 time.sleep(_LOOK_SECONDS)
             one.stop(timeout_seconds=600)
         left = run(transact(health.backlog, single=True), mem._rt.database)
@@ -122,12 +132,13 @@ def work(place: Place, *, once: bool, as_json: bool) -> None:
         output.emit(
             {
                 "store": where, "turns": total.turns, "sessions": total.sessions, "errors": total.errors,
-                "sessions_waiting": left.sessions, "turns_waiting": left.turns,
+                "facts": total.facts, "episodes": total.episodes, "sessions_formed": total.formed, "sessions_waiting": left.sessions, "turns_waiting": left.turns,
+                "upkeep": None if rounds.last is None else asdict(rounds.last), "upkeep_error": rounds.error,
             }
         )  # fmt: skip
     else:
         output.console().print(f"{_round(total)}; {left.turns:,} turns of {left.sessions:,} sessions wait")
-    if once and total.errors:
+    if once and (total.errors or rounds.error):
         import typer
 
         raise typer.Exit(1)
@@ -135,6 +146,8 @@ def work(place: Place, *, once: bool, as_json: bool) -> None:
 
 def _round(report: FormReport) -> str:
     text = f"embedded {report.turns:,} turns, brought {report.sessions:,} sessions up to date"
+    if report.formed:
+        text += f", formed {report.facts:,} facts and {report.episodes:,} episodes from {report.formed:,} sessions"
     for session, error in list(report.errors.items())[:3]:
         text += f"; {session!r} failed: {output.shown(error)}"
     return text
@@ -164,8 +177,10 @@ def _examine(mem: PgMem) -> Health:
             models=run(transact(health.models, single=True), database),
             tables=run(transact(health.tables, single=True), database),
             memories=run(transact(health.memories, single=True), database),
+            refused_writes=run(transact(health.refused_writes, single=True), database),
             backlog=run(transact(health.backlog, single=True), database),
             scopes=run(transact(health.scopes, single=True), database),
+            upkeep=run(transact(health.upkeep, single=True), database),
         )
     return replace(found, findings=tuple(health.findings(found)))
 
@@ -178,18 +193,35 @@ def _behind_pooler(mem: PgMem) -> bool:
     return bool(greeted != serving)
 
 
-def doctor(place: Place, *, as_json: bool) -> bool:
-    """Examine and report; False if there is a problem."""
+def doctor(
+    place: Place,
+    *,
+    as_json: bool,
+    explain: bool = False,
+    group_id: str | None = None,
+    user_id: str | None = None,
+    analyze: bool = False,
+) -> bool:
+    """Examine and report; False if there is a problem. `explain`: also how a read is planned."""
+    explained = None
     with place.open(create=False) as mem:
         found = _examine(mem)
+        if explain and 0 < found.schema_version == found.newest_version:
+            run(flows.check(mem._rt), mem._rt.database)
+            explained = explaining.explain(mem, group_id=group_id, user_id=user_id, analyze=analyze)
+            if explained is not None:
+                found = replace(found, findings=(*found.findings, *explaining.findings(explained)))
         where = place.describe(mem)
     healthy = not any(one.level == "problem" for one in found.findings)
     if as_json:
-        output.emit(
-            {"store": where, "healthy": healthy, "postings_bytes_per_memory": _postings(found), **asdict(found)}
-        )
+        document = {"store": where, "healthy": healthy, "postings_bytes_per_memory": _postings(found), **asdict(found)}
+        if explain:
+            document["explain"] = explaining.as_document(explained)
+        output.emit(document)
     else:
         _tell(found, where)
+        if explain:
+            explaining.tell(explained)
     return healthy
 
 
@@ -208,6 +240,7 @@ def _tell(found: Health, where: str) -> None:
     console.print(f"pooler    {'seen' if found.behind_pooler else 'none seen'}; setting: {found.pooler}")
     for model in found.models:
         state = "no index" if model.index is None else "index valid" if model.index_valid else "INDEX INVALID"
+        state = state if model.status == "active" else f"{model.status}, {state}"
         console.print(
             f"model     {model.id} {model.name}, {model.dimensions} dimensions, {model.rows:,} rows, {state},"
             f" {output.size(model.index_bytes)}",
@@ -235,6 +268,10 @@ def _tell(found: Health, where: str) -> None:
         console.print(
             f"counts    of {found.scopes.counted:,} users, the oldest made {_age(found.scopes.oldest_count_at)}"
         )
+    if found.upkeep is not None:
+        console.print(f"upkeep    last done {_age(found.upkeep.finished_at)}")
+    if found.refused_writes:
+        console.print(f"refused   {found.refused_writes:,} writes, by the write policy")
     for finding in found.findings:
         _tell_finding(console, finding)
     if not found.findings:

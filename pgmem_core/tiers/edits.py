@@ -11,10 +11,11 @@ from pgmem_core.database.connection import Connection
 from pgmem_core.encoding import decode_text, encode_text
 from pgmem_core.errors import InvalidArgument
 from pgmem_core.retrieval import lexical
-from pgmem_core.tiers import plain
+from pgmem_core.tiers import erasing, plain
 from pgmem_core.tiers.plain import Where
+from pgmem_core.tiers.sessions import user_subject
 from pgmem_core.tokens import count_message
-from pgmem_core.types import MemoryText
+from pgmem_core.types import MemoryText, Scope
 
 __all__ = ["delete", "delete_user", "history", "update"]
 
@@ -42,10 +43,13 @@ def update(
         )
     if seq is not None:
         conn.query(
-            f"""UPDATE {conn.schema}.sessions SET dirty = true, claimed_until = NULL,
+            f"""UPDATE {conn.schema}.sessions SET dirty = true, claimed_until = NULL, forming_until = NULL,
                   embedded_through = least(embedded_through, %(seq)s - 1)
                 WHERE tenant_id = %(tenant)s AND session_id = %(session)s""",
             {"tenant": tenant_id, "session": session_id, "seq": seq},
+        )
+        conn.query(
+            f"SELECT {conn.schema}.retell(%(tenant)s, ARRAY[%(id)s::uuid])", {"tenant": tenant_id, "id": record_id}
         )
     rows = conn.query(
         f"""SELECT content, message->>'name', user_id, user_key, terms FROM {conn.schema}.records
@@ -86,46 +90,22 @@ def update(
 
 
 def delete(conn: Connection, tenant_id: str, record_id: uuid.UUID, *, user_id: str | None) -> bool:
-    """Delete a record, its vector, terms and earlier texts; only the events of its history stay."""
+    """Delete a record and what was made of it, its vector, terms and earlier texts; only the events of its history
+    stay."""
     rows = conn.query(
         f"""SELECT user_id FROM {conn.schema}.records
-            WHERE tenant_id = %(tenant)s AND id = %(id)s AND (%(user)s::text IS NULL OR user_id = %(user)s)
-            FOR UPDATE""",
+            WHERE tenant_id = %(tenant)s AND id = %(id)s AND (%(user)s::text IS NULL OR user_id = %(user)s)""",
         {"tenant": tenant_id, "id": record_id, "user": user_id},
     )
-    if not rows:
+    if not rows or not plain.delete(conn, tenant_id, [record_id]):
         return False
-    plain.delete(conn, tenant_id, [record_id])
-    conn.query(
-        f"""UPDATE {conn.schema}.record_history SET old_content = NULL, new_content = NULL
-            WHERE tenant_id = %(tenant)s AND record_id = %(id)s""",
-        {"tenant": tenant_id, "id": record_id},
-    )
     _log(conn, tenant_id, record_id, rows[0][0], "DELETE", None, None)
     return True
 
 
 def delete_user(conn: Connection, tenant_id: str, user_id: str) -> int:
-    """Delete everything of one user; return how many records that were. Lock order: sessions, records."""
-    conn.query(
-        f"""SELECT FROM {conn.schema}.sessions WHERE tenant_id = %(tenant)s AND user_id = %(user)s
-            ORDER BY session_id FOR UPDATE""",
-        {"tenant": tenant_id, "user": user_id},
-    )
-    number = plain.delete_where(conn, tenant_id, Where(user_id=user_id))
-    for table in ("sessions", "record_history", "scope_stats", "facts", "narratives", "injections"):
-        conn.query(
-            f"DELETE FROM {conn.schema}.{table} WHERE tenant_id = %(tenant)s AND user_id = %(user)s",
-            {"tenant": tenant_id, "user": user_id},
-        )
-    # What the user said of himself is gone; so is what he rejected, and his name.
-    for table in ("tombstones", "facts", "subjects"):
-        conn.query(
-            f"""DELETE FROM {conn.schema}.{table} t WHERE t.tenant_id = %(tenant)s AND t.subject_id IN (
-                  SELECT subject_id FROM {conn.schema}.subjects
-                  WHERE tenant_id = %(tenant)s AND kind = 'user' AND identifier = %(user)s)""",
-            {"tenant": tenant_id, "user": user_id},
-        )
+    """Delete everything of one user; return how many records that were."""
+    number, _ = erasing.user(conn, tenant_id, user_id, user_subject(Scope(tenant_id, user_id)))
     return number
 
 

@@ -79,13 +79,18 @@ def clear(conn: Connection, scope: Scope, session_id: str, key: str | None = Non
     )
 
 
-def expire(conn: Connection, *, tenant_id: str | None) -> int:
-    """Delete what has expired; return how many that were."""
-    return len(
-        conn.query(
-            f"""DELETE FROM {conn.schema}.execution
-                WHERE expires_at <= clock_timestamp() AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)
-                RETURNING true""",
-            {"tenant": tenant_id},
-        )
+def expire(conn: Connection, tenant_id: str, *, limit: int) -> int:
+    """Delete up to limit entries that have expired, or that were set as their session ended; return how many."""
+    [(count,)] = conn.query(
+        f"""WITH gone AS (
+              DELETE FROM {conn.schema}.execution e
+              USING (SELECT x.session_id, x.key FROM {conn.schema}.execution x
+                     JOIN {conn.schema}.sessions s ON s.tenant_id = x.tenant_id AND s.session_id = x.session_id
+                     WHERE x.tenant_id = %(tenant)s AND (x.expires_at <= clock_timestamp() OR s.ended_at IS NOT NULL)
+                     ORDER BY x.session_id, x.key LIMIT %(limit)s FOR UPDATE OF x SKIP LOCKED) due
+              WHERE e.tenant_id = %(tenant)s AND e.session_id = due.session_id AND e.key = due.key
+              RETURNING 1)
+            SELECT count(*) FROM gone""",
+        {"tenant": tenant_id, "limit": limit},
     )
+    return int(count)
