@@ -15,6 +15,7 @@
     ├── ExtractionError         a model's reply could not be turned into memory
     ├── NotFound                no such session, turn or memory in this scope
     ├── Conflict                an id is already in use by something else
+    ├── WriteRefused            the write policy refused a text
     └── StoreUnavailable        Postgres could not be reached, or the connection was lost
 
 Messages say what was met, what was wanted and what to do next. Passwords in DSNs are masked before they
@@ -38,6 +39,7 @@ __all__ = [
     "PgmemError",
     "SchemaError",
     "StoreUnavailable",
+    "WriteRefused",
 ]
 
 
@@ -95,3 +97,21 @@ class Conflict(PgmemError):
 
 class StoreUnavailable(PgmemError, ConnectionError):
     """Postgres could not be reached or dropped the connection, and one retry did not help."""
+
+
+class WriteRefused(PgmemError):
+    """The write policy refused a text; nothing of the call was stored. A policy raises it with its reason.
+
+    `reason`: why, as the policy says. `entry`: what kind of write it was. `position`: which of a batch, from 1.
+    """
+
+    def __init__(self, reason: str = "", *, entry: str = "", position: int | None = None, advice: str = "") -> None:
+        where = f"number {position} of this {entry} batch" if position is not None else f"this {entry or 'write'}"
+        why = f": {reason}" if reason else ""
+        super().__init__(f"the write policy refused {where}{why}; nothing was stored{advice and f'; {advice}'}")
+        self.reason = reason
+        self.entry = entry
+        self.position = position
+        # What the audit keeps of the text: its BLAKE2b-256 and its characters.
+        self.content_hash = b""
+        self.length = 0

@@ -22,13 +22,19 @@ from pgmem_core.types import Authority, SubjectRef, Turn
 __all__ = [
     "ACTIONS",
     "DEFAULT_CONFIDENCE",
+    "REVIEW_STATUSES",
+    "VERDICTS",
     "Action",
+    "Decision",
     "Evidence",
     "Extractor",
     "Fact",
     "FactDraft",
+    "ReviewItem",
+    "ReviewStatus",
     "Status",
     "Tombstone",
+    "Verdict",
     "check_subject",
     "fact_text",
     "outranks",
@@ -39,6 +45,10 @@ __all__ = [
 
 Status = Literal["accepted", "contested", "rejected"]
 Action = Literal["assert", "correct", "end", "retract"]
+Verdict = Literal["confirm", "reject", "reopen"]
+VERDICTS: tuple[Verdict, ...] = ("confirm", "reject", "reopen")
+ReviewStatus = Literal["contested", "low_confidence", "rejected"]
+REVIEW_STATUSES: tuple[ReviewStatus, ...] = ("contested", "low_confidence", "rejected")
 ACTIONS: tuple[Action, ...] = ("assert", "correct", "end", "retract")
 
 _STRENGTH = {Authority.user: 4, Authority.system: 3, Authority.tool: 2, Authority.agent: 1}
@@ -69,6 +79,16 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
+class Decision:
+    """What a person decided in review about a fact or a rejected value: who, when, and a note if one was left."""
+
+    decision: Verdict
+    decided_by: str
+    decided_at: datetime
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Fact:
     """A stored fact. `valid_*` is when it holds in the world, `recorded_at`/`superseded_at` when we believed it.
 
@@ -92,6 +112,7 @@ class Fact:
     last_confirmed_at: datetime
     superseded_by: str | None = None
     evidence: tuple[Evidence, ...] = ()
+    decisions: tuple[Decision, ...] = ()  # in history alone
 
     @property
     def text(self) -> str:
@@ -153,6 +174,35 @@ class Tombstone:
     rejected_at: datetime
     fact_id: str | None = None
     lifted_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewItem:
+    """Something for a person to decide. `id` is what `decide` takes.
+
+    `value` is None where a value was rejected that nobody had claimed: its key alone is kept. `authority` and `at`:
+    who said so and when; of a rejected value who rejected it and when, and `hits` how often it was stated since.
+    `conflicts`: the standing facts that cannot hold beside it.
+    """
+
+    id: str
+    status: ReviewStatus
+    subject: SubjectRef
+    predicate: str
+    value: Any
+    authority: Authority
+    at: datetime
+    confidence: float | None = None
+    evidence: tuple[Evidence, ...] = ()
+    conflicts: tuple[Fact, ...] = ()
+    hits: int = 0
+    decisions: tuple[Decision, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Return "predicate: value" on one line."""
+        shown = "(a value that nobody had claimed)" if self.value is None else render_value(self.value)
+        return f"{self.predicate}: {shown}"
 
 
 @runtime_checkable
