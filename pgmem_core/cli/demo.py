@@ -109,9 +109,10 @@ def _run(place: Place, arguments: list[str]) -> dict[str, Any]:
 def _tell_store(console: Console, result: dict[str, Any], number: int) -> None:
     title = f" “{result['titles'][0]}”" if len(result["titles"]) == 1 else ""
     sessions = f"session {number}{title}" if result["sessions"] == 1 else f"{result['sessions']} sessions"
+    facts = f", {result['facts']} facts known" if result["facts"] else ""
     console.print(
         Text.assemble(
-            (f"process {result['pid']:>7}  ", "dim"), f"{sessions}: {result['turns_new']:,} turns stored and embedded",
+            (f"process {result['pid']:>7}  ", "dim"), f"{sessions}: {result['turns_new']:,} turns stored and embedded{facts}",
             (f"  {result['seconds']:.1f} s, then it ends", "dim"),
         ),
         soft_wrap=True,
@@ -123,6 +124,8 @@ def _tell_questions(console: Console, result: dict[str, Any]) -> None:
     console.print(
         Text.assemble((f"process {result['pid']:>7}  ", "dim"), f"a new session, {len(questions)} questions\n"),
     )
+    for one in result["facts"]:
+        _tell_facts(console, one)
     for number, one in enumerate(questions, start=1):
         _tell_question(console, one, number)
     if questions:
@@ -138,6 +141,18 @@ def _tell_questions(console: Console, result: dict[str, Any]) -> None:
             f" prompts of {share:.1f} % of the whole transcript; {middle:.1f} ms each (slowest {slowest:.1f});"
             f" with the default relevance floor, which would rather show nothing, {floored} of {len(questions)}"
         )
+
+
+def _tell_facts(console: Console, known: dict[str, Any]) -> None:
+    """What distilling is for: what is true, in a few tokens instead of all that was said."""
+    share = 100 * known["tokens"] / max(1, known["transcript_tokens"])
+    console.print(
+        f"what is true now, read without a model: {len(known['texts'])} facts in {known['tokens']:,} tokens, where the"
+        f" whole transcript has {known['transcript_tokens']:,} ({share:.1f} %)"
+    )
+    for text in known["texts"]:
+        console.print(Text(f"  {output.shown(text)}", style="dim"), no_wrap=True, overflow="ellipsis")
+    console.print()
 
 
 def _tell_question(console: Console, one: dict[str, Any], number: int) -> None:

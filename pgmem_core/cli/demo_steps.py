@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pgmem_core import demo as own
-from pgmem_core.cli import output, recall, storing
+from pgmem_core.cli import output, recall
 from pgmem_core.cli.importing import load
 from pgmem_core.cli.place import Place
 from pgmem_core.cli.reading import document
-from pgmem_core.cli.storing import Target
 from pgmem_core.errors import InvalidArgument
 from pgmem_core.ids import turn_uuid
 from pgmem_core.importing import Conversation, Question, read
 from pgmem_core.importing.evaluation import counted
+from pgmem_core.lifecycle.loading import Counts, Target
 
 if TYPE_CHECKING:
     from pgmem_core.client import PgMem
@@ -34,7 +34,8 @@ _SHOWN = 8
 def run_step(place: Place, step: str, *, conversation: Path | None, session_id: str | None, reset: bool) -> None:
     """Do one step and print what it did."""
     started = time.perf_counter()
-    with place.open() as mem:
+    # Facts by patterns, without a model, of our own conversation alone: other files are there to measure recall.
+    with place.open(extractor="patterns" if conversation is None else None) as mem:
         mem.setup()
         if reset:
             _reset(mem)
@@ -67,13 +68,16 @@ def _user(conversation: Conversation) -> str:
 
 def _store(mem: PgMem, conversations: list[Conversation], session_id: str | None) -> dict[str, Any]:
     """Store one session, or all, as what it is: conversations of their users."""
-    counts, titles = storing.Counts(), []
+    counts, titles = Counts(), []
     for one in conversations:
         sessions = tuple(s for s in one.sessions if session_id in (None, s.session_id))
         part = Conversation(one.name, one.user_id, sessions)
         titles += [session.title for session in sessions if session.title]
         counts += load(mem, lambda _, part=part: [part], Target(GROUP, _user(one))).counts  # type: ignore[misc]
-    return {**asdict(counts), "titles": titles[:3]}
+    mem.form(group_id=GROUP)
+    users = {_user(one) for one in conversations}
+    facts = sum(len(mem.facts(user_id=user, group_id=GROUP)) for user in users)
+    return {**asdict(counts), "titles": titles[:3], "facts": facts}
 
 
 # -- questions -------------------------------------------------------------------------------------------------
@@ -82,6 +86,7 @@ def _store(mem: PgMem, conversations: list[Conversation], session_id: str | None
 def _ask(mem: PgMem, conversations: list[Conversation]) -> dict[str, Any]:
     """Compile a context for each question, in a session that has never been used."""
     asked: list[dict[str, Any]] = []
+    known: list[dict[str, Any]] = []
     for one in conversations:
         questions = [question for question in one.questions if counted(question)]
         if not questions or len(asked) >= _SHOWN:
@@ -90,9 +95,19 @@ def _ask(mem: PgMem, conversations: list[Conversation]) -> dict[str, Any]:
         whole = sum(info.token_count for info in mem.session.list(user_id=_user(one), group_id=GROUP, limit=10_000))
         session_of = {turn.id: s.session_id for s in one.sessions for turn in s.turns}
         few = questions[: _SHOWN - len(asked)]
+        known.extend(_known(session, whole))
         asked.extend(_question(session, question, session_of, whole) for question in few)
         session.delete()
-    return {"questions": asked}
+    return {"questions": asked, "facts": known}
+
+
+def _known(session: Any, whole: int) -> list[dict[str, Any]]:
+    """Return the facts that every prompt of the user starts with, and what they cost beside the whole transcript."""
+    section = session.compile_context(store_query=False).sections["semantic"]
+    if not section.items:
+        return []
+    texts = [item.text for item in section.items]
+    return [{"texts": texts, "tokens": section.token_count, "transcript_tokens": whole}]
 
 
 def _question(session: Any, question: Question, session_of: dict[str, str], whole: int) -> dict[str, Any]:

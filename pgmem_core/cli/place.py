@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pgmem_core.errors import ConfigurationError
 
@@ -46,11 +46,11 @@ class Place:
         return cls(None, path or Path(default), embedder or os.environ.get(_EMBEDDER_VARIABLE) or None)
 
     @contextmanager
-    def open(self, *, create: bool = True) -> Iterator[PgMem]:
+    def open(self, *, create: bool = True, **options: Any) -> Iterator[PgMem]:
         """Yield a client, without its worker thread, and close it.
 
         create: an embedded server that does not exist yet is made; else it is refused, for a search should not
-        leave an empty database behind. Raises: ConfigurationError, MissingExtra, StoreUnavailable.
+        leave an empty database behind. options: further arguments of PgMem. Raises: ConfigurationError, MissingExtra, StoreUnavailable.
         """
         if self.path is not None and not create and not (self.path / "pgdata").is_dir():
             raise ConfigurationError(
@@ -60,9 +60,9 @@ class Place:
         from pgmem_core.client import PgMem
 
         if self.path is not None:
-            mem = PgMem.embedded(self.path, embedder=self.embedder)
+            mem = PgMem.embedded(self.path, embedder=self.embedder, **options)
         else:
-            mem = PgMem(self.dsn, embedder=self.embedder)
+            mem = PgMem(self.dsn, embedder=self.embedder, **options)
         try:
             yield mem
         finally:
