@@ -4,6 +4,7 @@ r"""Metadata filters: a small dict language, compiled to one jsonpath predicate 
 
     {"topic": "billing"}                                     equal
     {"rank": {"gte": 3, "lt": 10}}                           eq ne gt gte lt lte in nin exists; also $gte ...
+    {"title": {"icontains": "tax"}}                          contains icontains (part of a string), empty
     {"customer.city": {"in": ["Porto", "Lisbon"]}}           a dot goes into nested objects
     {"or": [{"topic": "billing"}, {"not": {"flag": True}}]}  and, or, not; several keys mean and
 
@@ -14,6 +15,8 @@ Use it as `jsonb_path_match(metadata, :path, :variables, true)`. It is never nul
   neither `"true"` nor 1. A comparison across types is false.
 - **null** equals null only. A missing key is not null: ask with `exists`.
 - **ne and nin** are the negations of eq and in, so they hold where the key is missing.
+- **empty** holds where the key is missing, null, "" or [] (or holds nothing but null).
+- **contains** finds a part of a string, case and all; `icontains` by the database's rule for upper and lower case.
 - **A list in the metadata** meets a condition if one of its items does: `{"tags": "vip"}` finds
   `{"tags": ["vip", "eu"]}`, and `{"items.sku": "a"}` looks into a list of objects. Two operators on one key
   may be met by two different items. A list in the list is looked into as well, a third is not.
@@ -50,7 +53,8 @@ _MAX_DEPTH = 30
 _MAX_CONDITIONS = 1_000
 
 _ORDER = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
-_OPERATORS = ("eq", "ne", *_ORDER, "in", "nin", "exists")
+_PARTS = {"contains": "q", "icontains": "iq"}  # jsonpath flags: q takes the pattern for the text it is
+_OPERATORS = ("eq", "ne", *_ORDER, "in", "nin", "exists", "empty", *_PARTS)
 _CONNECTIVES = ("and", "or", "not")
 _NAMES = ", ".join(_OPERATORS)
 
@@ -161,6 +165,17 @@ class _Compiler:
                 if not isinstance(value, bool):
                     raise InvalidFilter(f"{where} takes True or False, got {type(value).__name__}")
                 return f"{'' if value else '!'}exists({at})"
+            case "empty":
+                if not isinstance(value, bool):
+                    raise InvalidFilter(f"{where} takes True or False, got {type(value).__name__}")
+                held = '@.type() != "null" && (@.type() != "string" || @ != "")'
+                return f"{'!' if value else ''}exists({at}[*] ? ({held}))"
+            case "contains" | "icontains":
+                if not isinstance(value, str):
+                    raise InvalidFilter(f"{where} takes a string, got {type(value).__name__}")
+                # A pattern cannot be a variable; as a JSON string it is a jsonpath string, whatever it holds.
+                pattern = json.dumps(encode_text(str(value)))
+                return f'exists({at} ? (@ like_regex {pattern} flag "{_PARTS[operator]}"))'
             case "in" | "nin":
                 found = self._member(where, at, value)
                 return found if operator == "in" else f"!{found}"

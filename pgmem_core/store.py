@@ -18,8 +18,9 @@ from pgmem_core import storing
 from pgmem_core.database.engine import Database
 from pgmem_core.effects import arun, run
 from pgmem_core.models.adapters import as_embedder
+from pgmem_core.policy import Policy, with_policy
 from pgmem_core.runtime import Runtime
-from pgmem_core.settings import Settings, make_settings
+from pgmem_core.settings import Settings
 from pgmem_core.storing import VectorLike
 from pgmem_core.types import MemoryText
 
@@ -33,11 +34,14 @@ class _Base:
         *,
         embedder: Any = None,
         model: str | None = None,
+        policy: Policy | str | None = None,
         settings: Settings | None = None,
         **options: Any,
     ) -> None:
-        chosen = make_settings(settings, options)
-        self._rt = Runtime(Database(dsn, chosen), chosen, None if embedder is None else as_embedder(embedder))
+        chosen, screens = with_policy(settings, options, policy)
+        self._rt = Runtime(
+            Database(dsn, chosen), chosen, None if embedder is None else as_embedder(embedder), policy=screens
+        )
         self._model = model
 
     def __repr__(self) -> str:
@@ -49,7 +53,8 @@ class MemoryStore(_Base):
 
     `dsn`: a Postgres URL, or a SQLAlchemy engine (psycopg). `embedder`: makes the vectors that calls leave out
     (default: the bundled one). `model`: the name of the vector space of vectors that calls pass, where no
-    embedder names it (default "given"). Further keywords are settings (`schema_name=`, `pooler=` …).
+    embedder names it (default "given"). `policy`: called with each text before it is stored, see `pgmem_core.policy`,
+    or "module:function". Further keywords are settings (`schema_name=`, `pooler=` …).
     """
 
     def setup(self) -> None:
@@ -188,7 +193,7 @@ class MemoryStore(_Base):
     def close(self) -> None:
         """Close the connections."""
         self._rt.close()
-        self._rt.database.close()
+        self._rt.database.close(every_loop=True)  # adapters await on a MemoryStore too
 
     def __enter__(self) -> Self:
         self.setup()

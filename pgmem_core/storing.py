@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pgmem_core import screening
 from pgmem_core.content import read_content, searchable_text
 from pgmem_core.database import migrate
 from pgmem_core.database.connection import Connection
@@ -34,7 +35,10 @@ __all__ = [
     "add",
     "check_limit",
     "count",
+    "count_scope",
     "delete",
+    "new_record",
+    "prepare",
     "recent_turns",
     "record_uuid",
     "setup",
@@ -61,7 +65,8 @@ def setup(rt: Runtime) -> Flow[None]:
     rt.ready = True
 
 
-def _ready(rt: Runtime) -> Flow[None]:
+def prepare(rt: Runtime) -> Flow[None]:
+    """Make sure the schema is there."""
     if not rt.ready:
         yield from setup(rt)
 
@@ -89,10 +94,11 @@ def add(
     if not rows:
         return []
     scope = Scope(check_id(tenant_id, "tenant_id"), "" if user_id is None else check_id(user_id))
+    rows = yield from screening.screen_rows(rt, scope.tenant_id, rows, "memory")
     made = [
-        _new(rt, scope, row, f"row {i + 1} of {len(rows)}: " if len(rows) > 1 else "") for i, row in enumerate(rows)
+        new_record(rt, scope, row, f"row {i + 1} of {len(rows)}: " if len(rows) > 1 else "") for i, row in enumerate(rows)
     ]
-    yield from _ready(rt)
+    yield from prepare(rt)
     passed = [row.get("embedding") for row in rows]
     missing = [i for i, vector in enumerate(passed) if vector is None]
     if missing and len(missing) < len(rows):
@@ -109,11 +115,11 @@ def add(
     checked = check_vectors(vectors, count=len(rows), dimensions=model.dimensions, model=model.name)
     ids = yield from transact(_store, scope, made, checked, model, given=given)
     if given is None:
-        yield from _count(rt, scope, len(rows))
+        yield from count_scope(rt, scope, len(rows))
     return ids
 
 
-def _count(rt: Runtime, scope: Scope, added: int) -> Flow[None]:
+def count_scope(rt: Runtime, scope: Scope, added: int) -> Flow[None]:
     """Keep the counts of the scope and of its tenant, at every batch and every 64th single add."""
     key = (scope.tenant_id, scope.user_id)
     total = rt.uncounted.pop(key, 0) + added
@@ -133,7 +139,7 @@ def _length(vector: object) -> int:
         raise InvalidArgument(f"embedding must be a sequence of floats, got {type(vector).__name__}") from None
 
 
-def _new(rt: Runtime, scope: Scope, row: Mapping[str, Any], where: str) -> tuple[str, NewTurn | NewRecord]:
+def new_record(rt: Runtime, scope: Scope, row: Mapping[str, Any], where: str) -> tuple[str, NewTurn | NewRecord]:
     unknown = sorted(set(row) - _ROW_KEYS)
     if unknown:
         raise InvalidArgument(f"{where}unknown key {', '.join(map(repr, unknown))}; a row takes {sorted(_ROW_KEYS)}")
@@ -198,7 +204,7 @@ def recent_turns(rt: Runtime, tenant_id: str, session_id: str, limit: int) -> Fl
     """Return the last turns of a session, oldest first."""
     limit = check_limit(limit)
     tenant, session = check_id(tenant_id, "tenant_id"), check_id(session_id, "session_id")
-    yield from _ready(rt)
+    yield from prepare(rt)
     turns = yield from transact(working.recent, tenant, session, limit=limit, single=True)
     return [
         MemoryText.of(
@@ -258,7 +264,7 @@ def similar(
     where = where_of(kind=kind, **conditions)
     tenant = check_id(tenant_id, "tenant_id")
     limit = check_limit(limit)
-    yield from _ready(rt)
+    yield from prepare(rt)
     if isinstance(query, str):
         if is_blank(query) or limit == 0:
             return []
@@ -297,7 +303,7 @@ def delete(
         raise InvalidArgument("filter is empty and would match everything; leave it out or name a key")
     wanted = None if ids is None else [record_uuid(one) for one in ([ids] if isinstance(ids, str | uuid.UUID) else ids)]
     where = where_of(ids=wanted, **conditions)
-    yield from _ready(rt)
+    yield from prepare(rt)
     if wanted is not None and not wanted:
         return 0
     deleted = yield from transact(plain.delete_where, tenant, where, given=given)
@@ -318,5 +324,5 @@ def count(rt: Runtime, tenant_id: str, **conditions: Any) -> Flow[int]:
     """Return how many records match."""
     tenant = check_id(tenant_id, "tenant_id")
     where = where_of(**conditions)
-    yield from _ready(rt)
+    yield from prepare(rt)
     return (yield from transact(plain.count, tenant, where, single=True))

@@ -398,7 +398,7 @@ async def test_the_unique_indexes_bite(memory: Face, dsn: str) -> None:
 
 
 async def test_every_key_starts_with_the_tenant(memory: Face, dsn: str) -> None:
-    exempt = {"embedding_models", "schema_migrations"}
+    exempt = {"embedding_models", "schema_migrations", "upkeep"}
     unique = rows(
         dsn,
         """SELECT t.relname, i.relname, a.attname FROM pg_index x

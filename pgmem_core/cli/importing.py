@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from pgmem_core.cli import Interrupted, output, storing
+from pgmem_core.cli import Interrupted, exporting, output
 from pgmem_core.cli.place import Place
-from pgmem_core.cli.storing import Batch, Counts, Target
 from pgmem_core.effects import run, transact
-from pgmem_core.importing import Problem, read
+from pgmem_core.errors import InvalidArgument
+from pgmem_core.importing import Problem, archive, read
+from pgmem_core.lifecycle import importing
+from pgmem_core.lifecycle.loading import Counts, Target
 from pgmem_core.tiers import imports
 
 if TYPE_CHECKING:
     from pgmem_core.client import PgMem
 
 __all__ = ["ImportReport", "import_file", "load", "survey"]
-
-# Two: while one embeds, Postgres inserts the other's. Of one session they are never at work at once.
-_WRITERS = 2
-_PROBLEMS_SHOWN = 10
 
 
 @dataclass(slots=True)
@@ -62,55 +59,37 @@ def load(
     target: Target,
     *,
     file: str = "",
-    on_batch: Callable[[Counts], None] = lambda counts: None,
+    on_batch: Callable[[Counts], None] = lambda so_far: None,
 ) -> ImportReport:
     """Store conversations, embed what is left, and count the tables anew.
 
-    `conversations`: called with what to tell problems, returns the conversations. KeyboardInterrupt passes
-    through when the batches under way are stored.
+    `conversations`: called with what to tell problems, returns the conversations. `on_batch`: told the counts so far.
     """
     started = time.perf_counter()
     report = ImportReport()
-    rt = mem._rt
-    made = storing.batches(
-        conversations(report.problems.append), target, language=rt.settings.language,
-        on_problem=report.problems.append, file=file,
-    )  # fmt: skip
-    under_way: set[Future[Counts]] = set()
-
-    def collect(most: int) -> None:
-        nonlocal under_way
-        while len(under_way) > most:
-            done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
-            for future in done:
-                counts = future.result()
-                report.counts += counts
-                on_batch(counts)
-
-    def write(batch: Batch) -> Counts:
-        return run(storing.store(rt, target, batch), rt.database)
-
-    with ThreadPoolExecutor(_WRITERS, thread_name_prefix="pgmem-import") as writers:
-        try:
-            for batch in made:
-                # A batch that goes on with a session waits until what came before is stored: order is to be kept.
-                collect(_WRITERS - 1 if all(piece.first for piece in batch.pieces) else 0)
-                under_way.add(writers.submit(write, batch))
-        finally:
-            collect(0)  # also after Ctrl-C: what is under way will be stored, and is to be counted
+    note = report.problems.append
+    report.counts = importing.load(mem._rt, conversations(note), target, on_problem=note, file=file, on_batch=on_batch)
     formed = mem.form(group_id=target.group_id)
     report.counts += Counts(embedded=formed.turns)
     report.errors = dict(formed.errors)
-    run(transact(imports.analyze), rt.database)
+    run(transact(imports.analyze), mem._rt.database)
     report.seconds = time.perf_counter() - started
     return report
 
 
 def import_file(
-    place: Place, file: Path, *, user_id: str | None, group_id: str, session_prefix: str, as_json: bool
+    place: Place, file: Path, *, user_id: str | None, group_id: str | None, session_prefix: str, as_json: bool
 ) -> None:
     """Import a file and say what was done. Raises: Interrupted, PgmemError."""
-    target = Target(group_id, user_id, session_prefix)
+    if archive.is_archive(file):
+        if user_id is not None or session_prefix:
+            raise InvalidArgument(
+                f"{file} is an export, which says whose everything is and keeps its ids; leave --user-id and"
+                " --session-prefix out"
+            )
+        exporting.import_export(place, file, group_id=group_id, as_json=as_json)
+        return
+    target = Target(group_id or "default", user_id, session_prefix)
     total = survey(file, target)
     done = Counts()
     with place.open() as mem:
@@ -120,10 +99,10 @@ def import_file(
         try:
             with _Bar(total) as bar:
 
-                def on_batch(counts: Counts) -> None:
+                def on_batch(so_far: Counts) -> None:
                     nonlocal done
-                    done += counts
-                    bar.update(done)
+                    done = so_far
+                    bar.update(so_far.turns)
 
                 report = load(
                     mem, lambda on_problem: _read(file, on_problem), target, file=str(file), on_batch=on_batch
@@ -158,8 +137,8 @@ class _Bar:
         )  # fmt: skip
         self._task = self._progress.add_task("importing", total=total)
 
-    def update(self, done: Counts) -> None:
-        self._progress.update(self._task, completed=done.turns_new + done.turns_known)
+    def update(self, done: int) -> None:
+        self._progress.update(self._task, completed=done)
 
     def __enter__(self) -> _Bar:
         self._progress.start()
@@ -187,16 +166,8 @@ def _tell(report: ImportReport) -> None:
     rate = f", {counts.turns_new / report.seconds:,.0f} turns a second" if counts.turns_new else ""
     console.print(f"sessions  {counts.sessions:,} in the file, {counts.sessions_new:,} new")
     console.print(f"turns     {counts.turns_new:,} new, {counts.turns_known:,} there already")
+    if counts.turns_forgotten:
+        console.print(f"forgotten {counts.turns_forgotten:,} turns left out: they were erased after they were said")
     console.print(f"embedded  {counts.embedded:,}")
     console.print(f"took      {report.seconds:.1f} s{rate}")
-    if report.problems:
-        console.print(f"problems  {len(report.problems):,} left out:")
-        for problem in report.problems[:_PROBLEMS_SHOWN]:
-            console.print(f"  {output.shown(str(problem))}", soft_wrap=True)
-        if len(report.problems) > _PROBLEMS_SHOWN:
-            console.print(f"  … and {len(report.problems) - _PROBLEMS_SHOWN:,} more (--json lists them all)")
-    for session, error in list(report.errors.items())[:_PROBLEMS_SHOWN]:
-        console.print(
-            f"not embedded: session {session}: {output.shown(error)} (found by words until 'pgmem worker' succeeds)",
-            soft_wrap=True,
-        )
+    exporting.tell_problems(report.problems, report.errors)

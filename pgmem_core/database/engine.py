@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection as SAConnection
-from sqlalchemy import Engine, create_engine, event, make_url
+from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection as SAAsyncConnection
@@ -40,10 +40,13 @@ from pgmem_core.settings import Settings
 __all__ = ["Database", "parse_dsn"]
 
 T = TypeVar("T")
+E = TypeVar("E", Engine, AsyncEngine)
 Operation = Callable[[Connection], T]
 
 # Engines of a parent process, kept so that no destructor of the child speaks on the parent's sockets.
 _inherited: list[object] = []
+# Autocommit forms that are kept: the sync engine's and those of the last loops.
+_MOST_ENGINES = 4
 # A loop keeps no reference to its tasks.
 _unfinished: set[asyncio.Future[None]] = set()
 
@@ -107,6 +110,7 @@ class Database:
         self._pid = os.getpid()
         self._sync: Engine | None = None
         self._by_loop: dict[asyncio.AbstractEventLoop, _LoopEngine] = {}
+        self._autocommit: dict[int, tuple[Any, Any]] = {}  # by id of the engine: that engine, and it in autocommit
 
     def __repr__(self) -> str:
         return f"Database({self.address}, schema={self.schema})"
@@ -136,7 +140,7 @@ class Database:
         if self._pid != os.getpid():
             _inherited.append((self._sync, self._by_loop))
             self._lock = threading.Lock()
-            self._pid, self._sync, self._by_loop = os.getpid(), None, {}
+            self._pid, self._sync, self._by_loop, self._autocommit = os.getpid(), None, {}, {}
 
     def sync_engine(self) -> Engine:
         """The sync engine of this process."""
@@ -180,20 +184,29 @@ class Database:
                 self._by_loop[loop] = _LoopEngine(self._arguments(), self._on_connect)
             return self._by_loop[loop].engine
 
+    def url_and_arguments(self) -> tuple[URL, dict[str, Any]]:
+        """Return what `create_async_engine` takes to reach the same database, for an engine of somebody else's."""
+        given = self._given_sync or (self._given_async and self._given_async.sync_engine)
+        if given is not None:
+            return given.url.set(drivername="postgresql+psycopg"), {}
+        return make_url("postgresql+psycopg://"), self._arguments()
+
     def _on_connect(self, dbapi_connection: Any, record: Any) -> None:
         if self.vector is not None:
             self.vector.register(_driver(dbapi_connection))
             record.info["pgmem_vector"] = True
 
-    def close(self) -> None:
-        """Close the sync engine's connections, and those of loops that are closed."""
+    def close(self, *, every_loop: bool = False) -> None:
+        """Close the sync engine's connections, and those of loops that are closed; with `every_loop` those of running
+        ones too, which nothing may be waiting on any more."""
         self._check_fork()
         with self._lock:
             if self._sync is not None:
                 self._sync.dispose()
                 self._sync = None
-            for loop in [known for known in self._by_loop if known.is_closed()]:
+            for loop in [known for known in self._by_loop if every_loop or known.is_closed()]:
                 self._by_loop.pop(loop).abandon()
+            self._autocommit = {}
 
     async def aclose(self) -> None:
         """Close the running loop's engine, then what `close` closes."""
@@ -240,7 +253,7 @@ class Database:
                     return operation(joined)
         engine = self.sync_engine()
         if single:
-            engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+            engine = self._in_autocommit(engine)
         for attempt in (1, 2, 3):
             try:
                 with self._faults(), engine.connect() if single else engine.begin() as connection:
@@ -259,7 +272,7 @@ class Database:
                     return await joined(operation)
         engine = self.async_engine()
         if single:
-            engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+            engine = self._in_autocommit(engine)
         for attempt in (1, 2, 3):
             try:
                 with self._faults():
@@ -269,6 +282,15 @@ class Database:
                 if attempt == 3 or not await asyncio.to_thread(self._worth_retrying, exc):
                     raise
         raise AssertionError("unreachable")
+
+    def _in_autocommit(self, engine: E) -> E:
+        """Return the engine in autocommit; made once, because making it takes 0.1 ms."""
+        known = self._autocommit.get(id(engine))
+        if known is None or known[0] is not engine:
+            known = self._autocommit[id(engine)] = engine, engine.execution_options(isolation_level="AUTOCOMMIT")
+            while len(self._autocommit) > _MOST_ENGINES:  # loops come and go
+                self._autocommit.pop(next(iter(self._autocommit)), None)
+        return known[1]
 
     def _worth_retrying(self, fault: StoreUnavailable) -> bool:
         retry: bool | None = getattr(fault, "retry", None)

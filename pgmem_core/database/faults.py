@@ -38,6 +38,8 @@ def translate(error: Any, address: str, *, lost: bool = False) -> PgmemError:
         return Conflict(f"{primary}; open it with the user_id that created it, or use another session id")
     if state == "PGM03":
         return Conflict(f"{primary}; turn ids are unique within a group")
+    if state == "PGM04":
+        return DimensionMismatch(f"{primary}; open it with that one, or run 'pgmem reembed' to go back")
     if state == "23503" and "evidence" in str(getattr(diagnostics, "table_name", "")):
         return NotFound("the evidence names a turn that this group does not have; pass a stored turn, or a source")
     if state == "23505" and getattr(diagnostics, "constraint_name", None) in _IDS:

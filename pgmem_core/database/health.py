@@ -13,8 +13,8 @@ from typing import Literal
 from pgmem_core.database.connection import Connection
 
 __all__ = [
-    "Backlog", "Finding", "Health", "ModelHealth", "Scopes", "Server", "TableSize", "backlog", "findings", "models",
-    "scopes", "server", "tables",
+    "Backlog", "Finding", "Health", "ModelHealth", "Scopes", "Server", "TableSize", "Upkeep", "backlog", "findings",
+    "models", "refused_writes", "scopes", "server", "tables", "upkeep",
 ]  # fmt: skip
 
 _MINIMUM_SERVER = 140000
@@ -40,7 +40,8 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class ModelHealth:
-    """A registered model, its rows, and its HNSW index (None: there is none)."""
+    """A registered model, its rows, and its HNSW index (None: there is none). `status`: active, target (rows are being
+    moved to it) or retired (they have been moved away from it)."""
 
     id: str
     name: str
@@ -50,6 +51,7 @@ class ModelHealth:
     index: str | None
     index_valid: bool
     index_bytes: int
+    status: Literal["active", "target", "retired"] = "active"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ class TableSize:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits for a worker. `failing`: (group, session, attempts, last error), the most tried first."""
+    """What waits for a worker. `failing`: (group, session, attempts, last error), the most tried first; `unformed`: the
+    same of sessions whose facts or summaries could not be formed."""
 
     sessions: int
     turns: int
@@ -78,6 +81,8 @@ class Backlog:
     failing_sessions: int
     failing: tuple[tuple[str, str, int, str], ...]
     incomplete: int
+    unformed_sessions: int = 0
+    unformed: tuple[tuple[str, str, int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,15 @@ class Scopes:
     counted: int
     oldest_count_at: datetime | None
     uncounted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """The rounds of prune and expire: when the last one succeeded, how many failed since, and why the last did."""
+
+    finished_at: datetime | None
+    attempts: int
+    last_error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +127,10 @@ class Health:
     models: Sequence[ModelHealth] = ()
     tables: Sequence[TableSize] = ()
     memories: int = 0
+    refused_writes: int = 0
     backlog: Backlog | None = None
     scopes: Scopes | None = None
+    upkeep: Upkeep | None = None
     findings: Sequence[Finding] = field(default_factory=tuple)
 
 
@@ -131,7 +147,8 @@ def models(conn: Connection) -> list[ModelHealth]:
     """Return the registered models. Counts rows: a scan of an index, 0.1 s a million."""
     rows = conn.query(
         f"""SELECT m.id, m.name, m.dimensions, m.source, coalesce(n.rows, 0), c.relname::text,
-                   coalesce(i.indisvalid AND i.indisready, false), coalesce(pg_relation_size(c.oid), 0)
+                   coalesce(i.indisvalid AND i.indisready, false), coalesce(pg_relation_size(c.oid), 0),
+                   m.status
             FROM {conn.schema}.embedding_models m
             LEFT JOIN (SELECT model, count(*) AS rows FROM {conn.schema}.records WHERE model IS NOT NULL
                        GROUP BY model) n ON n.model = m.id
@@ -164,16 +181,27 @@ def memories(conn: Connection) -> int:
     return int(count)
 
 
+def refused_writes(conn: Connection) -> int:
+    """Return how many writes the policy refused."""
+    [(count,)] = conn.query(f"SELECT count(*) FROM {conn.schema}.refusals")
+    return int(count)
+
+
 def backlog(conn: Connection) -> Backlog:
     """Return what waits, and what fails. Plan: sessions_dirty."""
-    [(waiting, turns, claimed, failing_sessions)] = conn.query(
-        f"""SELECT count(*), coalesce(sum(turns_behind), 0)::bigint,
-                   count(*) FILTER (WHERE claimed_until > clock_timestamp()), count(*) FILTER (WHERE attempts > 0)
+    [(waiting, turns, claimed, failing_sessions, unformed_sessions)] = conn.query(
+        f"""SELECT count(*) FILTER (WHERE turns_behind > 0), coalesce(sum(turns_behind), 0)::bigint,
+                   count(*) FILTER (WHERE claimed_until > clock_timestamp()), count(*) FILTER (WHERE attempts > 0),
+                   count(*) FILTER (WHERE forming_attempts > 0)
             FROM {conn.schema}.pending_work"""
     )
     failing = conn.query(
         f"""SELECT tenant_id, session_id, attempts, coalesce(last_error, '') FROM {conn.schema}.pending_work
             WHERE attempts > 0 ORDER BY attempts DESC, tenant_id, session_id LIMIT 5"""
+    )
+    unformed = conn.query(
+        f"""SELECT tenant_id, session_id, forming_attempts, coalesce(forming_error, '') FROM {conn.schema}.pending_work
+            WHERE forming_attempts > 0 ORDER BY forming_attempts DESC, tenant_id, session_id LIMIT 5"""
     )
     [(incomplete,)] = conn.query(
         f"SELECT count(*) FROM {conn.schema}.sessions WHERE NOT dirty AND last_error IS NOT NULL"
@@ -185,6 +213,8 @@ def backlog(conn: Connection) -> Backlog:
         failing_sessions,
         tuple((row[0], row[1], row[2], row[3]) for row in failing),
         incomplete,
+        unformed_sessions,
+        tuple((row[0], row[1], row[2], row[3]) for row in unformed),
     )
 
 
@@ -200,6 +230,14 @@ def scopes(conn: Connection) -> Scopes:
                                       AND s.level = 'user' AND s.user_id = big.user_id))"""
     )
     return Scopes(counted, oldest, uncounted)
+
+
+def upkeep(conn: Connection) -> Upkeep | None:
+    """Return the state of upkeep; None where no worker has begun with it."""
+    rows = conn.query(
+        f"SELECT finished_at, attempts, last_error FROM {conn.schema}.upkeep ORDER BY attempts DESC LIMIT 1"
+    )
+    return Upkeep(*rows[0]) if rows else None
 
 
 # -- findings: pure --------------------------------------------------------------------------------------------
@@ -273,7 +311,10 @@ def _of_models(health: Health) -> list[Finding]:
         found.append(
             Finding("hint", "no embedding model is registered: searches go by words only", "pgmem init --embedder NAME")
         )
+    found += _of_move(health)
     for model in health.models:
+        if model.status == "retired":
+            continue
         kind = "vector" if model.dimensions < _HALF_FROM else "halfvec"
         if model.index is None and model.dimensions <= _INDEX_LIMIT:
             found.append(
@@ -295,6 +336,24 @@ def _of_models(health: Health) -> list[Finding]:
     return found
 
 
+def _of_move(health: Health) -> list[Finding]:
+    """A reembed that is under way, or was broken off: the two look alike from outside."""
+    target = next((model for model in health.models if model.status == "target"), None)
+    if target is None:
+        return []
+    left = sum(model.rows for model in health.models if model.source == "embedder" and model is not target)
+    share = target.rows / max(target.rows + left, 1)
+    return [
+        Finding(
+            "hint",
+            f"vectors are being moved to {target.name!r}: {target.rows:,} rows ({share:.0%}), {left:,} are another"
+            " embedder's still",
+            f"nothing while 'pgmem reembed' runs; else go on with it: pgmem reembed --to {target.name} (the name as"
+            " --embedder takes it)",
+        )
+    ]
+
+
 def _of_work(health: Health) -> list[Finding]:
     found: list[Finding] = []
     work = health.backlog
@@ -309,12 +368,31 @@ def _of_work(health: Health) -> list[Finding]:
                 " 'pgmem worker --once' at once",
             )
         )
+    if work is not None and work.unformed:
+        group, session, attempts, error = work.unformed[0]
+        found.append(
+            Finding(
+                "problem",
+                f"no facts or summaries can be formed of {work.unformed_sessions} session(s); {session!r} in group"
+                f" {group!r} failed {attempts} time(s): {error}",
+                "put right what the error names (the model, as a rule); the turns are all there, workers try again by"
+                " themselves, and 'pgmem worker --once' at once",
+            )
+        )
     if work is not None and work.sessions > work.failing_sessions:
         found.append(
             Finding(
                 "hint",
                 f"{work.turns:,} turn(s) of {work.sessions:,} session(s) wait to be embedded; words find them",
                 "run 'pgmem worker', or call start() on a client",
+            )
+        )
+    if health.upkeep is not None and health.upkeep.last_error is not None:
+        found.append(
+            Finding(
+                "problem",
+                f"upkeep (prune and expire) failed {health.upkeep.attempts} time(s): {health.upkeep.last_error}",
+                "put right what the error names; workers try again by themselves, 'pgmem expire' at once",
             )
         )
     if work is not None and work.incomplete:

@@ -18,17 +18,20 @@ from sqlalchemy.exc import DBAPIError
 from pgmem_core.database.connection import Connection, VectorType
 from pgmem_core.errors import DimensionMismatch, PermissionDenied, SchemaError
 
-__all__ = ["Model", "State", "find_model", "inspect", "migrations", "other_models", "register_model", "setup"]
+__all__ = [
+    "INDEX_LIMIT", "INDEX_WAIT_MS", "LOCK", "Model", "State", "admit", "check_size", "find_model", "index_definition",
+    "insert_model", "inspect", "migrations", "quoted", "read_committed", "register_model", "setup", "state_of",
+]  # fmt: skip
 
 log = logging.getLogger(__name__)
 
-_LOCK = 0x70676D656D  # "pgmem": one lock for the whole database, the extension being the database's
+LOCK = 0x70676D656D  # "pgmem": one lock for the whole database, the extension being the database's
 _MINIMUM_PGVECTOR = (0, 8)
 _MINIMUM_SERVER = 140000
 # pgvector's limits of an HNSW index: 2,000 dimensions as vector, 4,000 as halfvec.
-_INDEX_LIMIT = 4000
+INDEX_LIMIT = 4000
 _HALF_FROM = 2001
-_INDEX_WAIT_MS = 1000
+INDEX_WAIT_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ def inspect(conn: Connection) -> State:
         return State(0, vector, version)
     missing = []
     if may_use is False:
-        missing.append(f"GRANT USAGE ON SCHEMA {_quoted(schema)} TO {role};")
+        missing.append(f"GRANT USAGE ON SCHEMA {quoted(schema)} TO {role};")
     if not may_look:
         missing += [
             f"GRANT USAGE ON SCHEMA {conn.schema} TO {role};",
@@ -106,8 +109,8 @@ def setup(conn: Connection) -> State:
 
     Raises: SchemaError (server, encoding, pgvector or a schema from a newer pgmem), PermissionDenied.
     """
-    _read_committed(conn)
-    conn.query("SELECT pg_advisory_xact_lock(%(key)s)", {"key": _LOCK})
+    read_committed(conn)
+    conn.query("SELECT pg_advisory_xact_lock(%(key)s)", {"key": LOCK})
     [(server, encoding, database)] = conn.query(
         "SELECT current_setting('server_version_num')::int, current_setting('server_encoding'), current_database()"
     )
@@ -143,7 +146,7 @@ def setup(conn: Connection) -> State:
                     {"version": version, "name": name},
                 )
     except (DBAPIError, psycopg.Error) as exc:
-        if _state(exc) != "42501":
+        if state_of(exc) != "42501":
             raise
         raise PermissionDenied(
             f"schema {conn.schema} is at version {state.version} and this role may not bring it to {newest}"
@@ -152,7 +155,7 @@ def setup(conn: Connection) -> State:
     return State(newest, state.vector, state.pgvector)
 
 
-def _read_committed(conn: Connection) -> None:
+def read_committed(conn: Connection) -> None:
     """Let the transaction see what others committed while it waited for the lock; its first statement."""
     # A database may default to a stricter level, whose snapshot is as old as the wait.
     conn.query("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
@@ -160,7 +163,7 @@ def _read_committed(conn: Connection) -> None:
 
 def _set_path(conn: Connection, state: State) -> None:
     assert state.vector is not None
-    conn.query(f"SET LOCAL search_path = {conn.schema}, {_quoted(state.vector.schema)}, pg_catalog")
+    conn.query(f"SET LOCAL search_path = {conn.schema}, {quoted(state.vector.schema)}, pg_catalog")
     # Loads pgvector's library: until then a plain role may not name its settings in CREATE FUNCTION.
     conn.query("SELECT '[1]'::vector")
 
@@ -180,7 +183,7 @@ def _ensure_access(conn: Connection) -> State:
     )
     missing = []
     if state.vector is not None and not may_use:
-        missing.append(f"GRANT USAGE ON SCHEMA {_quoted(state.vector.schema)} TO {role};")
+        missing.append(f"GRANT USAGE ON SCHEMA {quoted(state.vector.schema)} TO {role};")
     if not exists and not may_create:
         missing.append(f"CREATE SCHEMA {conn.schema} AUTHORIZATION {role};")
     elif exists and not may_fill and state.version == 0:
@@ -199,7 +202,7 @@ def _ensure_access(conn: Connection) -> State:
         try:
             conn.query("CREATE EXTENSION vector")
         except (DBAPIError, psycopg.Error) as exc:
-            if _state(exc) != "42501":
+            if state_of(exc) != "42501":
                 raise
             needed = ["CREATE EXTENSION vector;", *missing]
             raise _denied(role, database, "may not create the extension pgvector", needed) from exc
@@ -222,12 +225,14 @@ def _denied(role: str, database: str, what: str, statements: list[str]) -> Permi
     return PermissionDenied(f"role {role} {what}; an admin must run once, in database {database}: {sql}")
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """Return the name as an identifier."""
     escaped = name.replace('"', '""')
     return f'"{escaped}"'
 
 
-def _state(exc: BaseException) -> str | None:
+def state_of(exc: BaseException) -> str | None:
+    """Return the SQLSTATE of a driver's error, wrapped or not."""
     inner = exc.orig if isinstance(exc, DBAPIError) else exc
     return getattr(inner, "sqlstate", None)
 
@@ -246,14 +251,30 @@ def find_model(conn: Connection, name: str) -> Model | None:
     return Model(*rows[0]) if rows else None
 
 
-def other_models(conn: Connection, name: str) -> list[Model]:
-    """Return the models of embedders registered here under other names."""
+def admit(conn: Connection, name: str, dimensions: int) -> None:
+    """Let an embedder of that name write here: one that is registered, or the first. Beside another one only while
+    rows are being moved from the one to the other.
+
+    Raises: DimensionMismatch, naming the embedder to open the store with.
+    """
     rows = conn.query(
-        f"""SELECT id, name, dimensions FROM {conn.schema}.embedding_models
-            WHERE source = 'embedder' AND name <> %(name)s ORDER BY created_at""",
-        {"name": name},
+        f"""SELECT name, dimensions, status FROM {conn.schema}.embedding_models
+            WHERE source = 'embedder' ORDER BY created_at""",
     )
-    return [Model(*row) for row in rows]
+    own = next((status for known, _, status in rows if known == name), None)
+    others = [(known, size) for known, size, status in rows if known != name and status != "retired"]
+    if own == "retired":
+        names = " and ".join(repr(known) for known, _ in others) or "another embedder"
+        raise DimensionMismatch(
+            f"embedder {name!r} is retired: the vectors of this store are those of {names} now; open it with that"
+            f" one, or run 'pgmem reembed --to {name}' to go back"
+        )
+    if own is None and others:
+        raise DimensionMismatch(
+            f"embedder {name!r} gives {dimensions} dimensions, the store was filled by {others[0][0]!r} with"
+            f" {others[0][1]}; open it with that embedder, or run 'pgmem reembed --to {name}' to move it over (names"
+            " as --embedder takes them; or mem.reembed(to=embedder))"
+        )
 
 
 def register_model(conn: Connection, name: str, dimensions: int, *, source: str = "embedder") -> Model:
@@ -261,23 +282,29 @@ def register_model(conn: Connection, name: str, dimensions: int, *, source: str 
 
     Raises: DimensionMismatch if the store holds this name with another size, PermissionDenied.
     """
-    _read_committed(conn)
+    read_committed(conn)
     model = find_model(conn, name)
     new = model is None
     if model is None or not _is_indexed(conn, model):
-        conn.query("SELECT pg_advisory_xact_lock(%(key)s)", {"key": _LOCK})
-        model = find_model(conn, name) or _insert_model(conn, name, dimensions, source)
+        conn.query("SELECT pg_advisory_xact_lock(%(key)s)", {"key": LOCK})
+        model = find_model(conn, name) or insert_model(conn, name, dimensions, source)
         if model.dimensions == dimensions and not _is_indexed(conn, model):
             _build_index(conn, model, new=new)
-    if model.dimensions != dimensions:
-        raise DimensionMismatch(
-            f"embedder {name!r} gives {dimensions} dimensions, the store holds {model.dimensions} under that name;"
-            " give the new embedder a name of its own (model=...), or use the one the store was filled with"
-        )
+    check_size(model, dimensions)
     return model
 
 
-def _insert_model(conn: Connection, name: str, dimensions: int, source: str) -> Model:
+def check_size(model: Model, dimensions: int) -> None:
+    """Raise DimensionMismatch if the store holds that name with another size."""
+    if model.dimensions != dimensions:
+        raise DimensionMismatch(
+            f"embedder {model.name!r} gives {dimensions} dimensions, the store holds {model.dimensions} under that"
+            " name; give the new embedder a name of its own (model=...), or use the one the store was filled with"
+        )
+
+
+def insert_model(conn: Connection, name: str, dimensions: int, source: str) -> Model:
+    """Add the model, under the lock. Raises: DimensionMismatch (a size that pgvector has not), PermissionDenied."""
     if not 1 <= dimensions <= 16000:
         raise DimensionMismatch(f"embedder {name!r} gives {dimensions} dimensions; pgvector holds 1 to 16,000")
     try:
@@ -288,22 +315,22 @@ def _insert_model(conn: Connection, name: str, dimensions: int, source: str) -> 
             {"name": name, "dimensions": dimensions, "source": source},
         )
     except (DBAPIError, psycopg.Error) as exc:
-        if _state(exc) != "42501":
+        if state_of(exc) != "42501":
             raise
         raise _needs_owner(name) from exc
-    if dimensions > _INDEX_LIMIT:
+    if dimensions > INDEX_LIMIT:
         log.warning(
             "embedder %r gives %d dimensions; pgvector indexes at most %d, so its searches scan the scope exactly",
             name,
             dimensions,
-            _INDEX_LIMIT,
+            INDEX_LIMIT,
         )
     return Model(model_id, name, dimensions)
 
 
 def _is_indexed(conn: Connection, model: Model) -> bool:
     """True if the model's index is there, or none can be."""
-    if model.dimensions > _INDEX_LIMIT:
+    if model.dimensions > INDEX_LIMIT:
         return True
     [(found,)] = conn.query(
         """SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -316,23 +343,18 @@ def _is_indexed(conn: Connection, model: Model) -> bool:
 def _build_index(conn: Connection, model: Model, *, new: bool) -> None:
     """Build the model's index. Where the table is being written to for longer than a second, perhaps by a
     transaction of the caller's own, searches stay exact until the next process that registers the model."""
-    kind = "vector" if model.dimensions < _HALF_FROM else "halfvec"
     state = inspect(conn)
     conn.query("SAVEPOINT building")
     try:
         _set_path(conn, state)
-        conn.query(f"SET LOCAL lock_timeout = {_INDEX_WAIT_MS}")
+        conn.query(f"SET LOCAL lock_timeout = {INDEX_WAIT_MS}")
         conn.query(f"LOCK TABLE {conn.schema}.records IN SHARE MODE")
         conn.query("SET LOCAL lock_timeout = DEFAULT")
-        conn.query(
-            f"""CREATE INDEX records_hnsw_{model.id} ON {conn.schema}.records
-                USING hnsw ((embedding::{kind}({model.dimensions})) {kind}_cosine_ops)
-                WITH (m = 16, ef_construction = 128) WHERE model = '{model.id}'"""
-        )
+        conn.query(f"CREATE INDEX {index_definition(conn, model)}")
     except (DBAPIError, psycopg.Error) as exc:
-        if _state(exc) == "42501" and new:
+        if state_of(exc) == "42501" and new:
             raise _needs_owner(model.name) from exc
-        if _state(exc) not in ("42501", "55P03"):
+        if state_of(exc) not in ("42501", "55P03"):
             raise
         conn.query("ROLLBACK TO SAVEPOINT building")
         log.warning(
@@ -340,6 +362,14 @@ def _build_index(conn: Connection, model: Model, *, new: bool) -> None:
             model.name,
             _primary(exc),
         )
+
+
+def index_definition(conn: Connection, model: Model, schema: str = "") -> str:
+    """Return what follows CREATE INDEX. `schema`: of pgvector, with its dot, where no search_path leads to it."""
+    kind = "vector" if model.dimensions < _HALF_FROM else "halfvec"
+    return f"""records_hnsw_{model.id} ON {conn.schema}.records
+        USING hnsw ((embedding::{schema}{kind}({model.dimensions})) {schema}{kind}_cosine_ops)
+        WITH (m = 16, ef_construction = 128) WHERE model = '{model.id}'"""
 
 
 def _needs_owner(name: str) -> PermissionDenied:

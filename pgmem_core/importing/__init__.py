@@ -26,6 +26,8 @@ Message lists
     either, or one a line. The object may carry "session_id" (or thread_id, conversation_id, id), "user_id",
     "title" and "created_at"; other keys of a message go into its metadata.
 
+A whole memory, as `export` writes it, is no conversation: see `archive`.
+
 ChatGPT's conversations.json (or the .zip with it in), and LoCoMo samples: see `chatgpt` and `locomo`.
 
 Problems

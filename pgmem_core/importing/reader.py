@@ -43,6 +43,8 @@ def _conversations(source: Source, report: Report, ids: Ids) -> Iterator[Convers
     records = Assembler(report, ids)
     loose: list[tuple[str, Any]] = []  # messages without a list around them are one conversation
     for where, value in elements(source, report):
+        if isinstance(value, dict) and value.get("type") == "memory":
+            raise report.fatal(where, "it is an export of a whole memory: import it with import_() or 'pgmem import'")
         if isinstance(value, dict) and messages.is_message(value) and not _is_record(value):
             loose.append((where, value))
             continue

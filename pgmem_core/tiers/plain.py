@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,20 @@ from pgmem_core.protocols import Vectors
 from pgmem_core.tiers.sessions import ANONYMOUS
 from pgmem_core.types import MemoryText, Scope
 
-__all__ = ["NewRecord", "Where", "add", "add_many", "count", "delete", "delete_where", "insert", "listing", "similar"]
+__all__ = [
+    "NewRecord",
+    "Where",
+    "add",
+    "add_many",
+    "count",
+    "delete",
+    "delete_where",
+    "insert",
+    "listing",
+    "replace",
+    "similar",
+    "vectors",
+]
 
 # From how many records on COPY beats the statement that adds one (which also sees repeated ids).
 _COPY_FROM = 8
@@ -193,6 +207,33 @@ def add_many(
         ),
     )
     return [str(record.id) for record in records]
+
+
+def replace(
+    conn: Connection, scope: Scope, records: Sequence[NewRecord], *, model: Model, vectors: Vectors
+) -> list[str]:
+    """Add records in place of those of the same ids, where these are the same user's, session's and kind. In a
+    transaction. Raises: Conflict where an id is something else's."""
+    mine = {(record.session_id, record.kind) for record in records}
+    known = conn.query(
+        f"""SELECT id, session_id, kind FROM {conn.schema}.records
+            WHERE tenant_id = %(tenant)s AND id = ANY (%(ids)s) AND user_id = %(user)s ORDER BY id FOR UPDATE""",
+        {"tenant": scope.tenant_id, "ids": [record.id for record in records], "user": scope.user_id},
+    )
+    ids = [record_id for record_id, *owner in known if tuple(owner) in mine]
+    if ids:
+        delete(conn, scope.tenant_id, ids)
+    return add(conn, scope, records, model=model, vectors=vectors)
+
+
+def vectors(conn: Connection, tenant_id: str, ids: Sequence[uuid.UUID]) -> dict[str, list[float]]:
+    """Return the vectors of records, by id; without those that have none yet."""
+    rows = conn.query(
+        f"""SELECT id, embedding::text FROM {conn.schema}.records
+            WHERE tenant_id = %(tenant)s AND id = ANY (%(ids)s) AND embedding IS NOT NULL""",
+        {"tenant": tenant_id, "ids": list(ids)},
+    )
+    return {str(record_id): json.loads(vector) for record_id, vector in rows}
 
 
 def similar(
