@@ -20,18 +20,32 @@ if TYPE_CHECKING:
         PgmemError,
         SchemaError,
         StoreUnavailable,
+        WriteRefused,
     )
-    from pgmem_core.formation.worker import FormReport
+    from pgmem_core.facts import Evidence, Extractor, Fact, FactDraft, ReviewItem
+    from pgmem_core.formation.compaction import CompactReport
+    from pgmem_core.formation.draining import FormReport
+    from pgmem_core.formation.extractors import ChainExtractor, ModelSummarizers
+    from pgmem_core.formation.patterns import PatternExtractor
+    from pgmem_core.lifecycle.expiry import ExpireReport
+    from pgmem_core.lifecycle.exporting import ExportReport
+    from pgmem_core.lifecycle.forgetting import ForgetReport
+    from pgmem_core.lifecycle.importing import ImportReport
+    from pgmem_core.lifecycle.pruning import PruneReport
+    from pgmem_core.lifecycle.rebuilding import RebuildReport
+    from pgmem_core.lifecycle.reembedding import ReembedProgress, ReembedReport
     from pgmem_core.models.bundled import BundledEmbedder
-    from pgmem_core.protocols import Embedder
+    from pgmem_core.protocols import Embedder, Summarizers
     from pgmem_core.session import AsyncSession, Session
     from pgmem_core.settings import Settings
     from pgmem_core.store import AsyncMemoryStore, MemoryStore
+    from pgmem_core.tiers.injections import Injection
     from pgmem_core.types import (
         Authority,
         CompiledContext,
         Item,
         MemoryText,
+        RefusedWrite,
         Scope,
         ScoredMemory,
         ScoreParts,
@@ -50,24 +64,43 @@ __all__ = [
     "Authority",
     "BadVector",
     "BundledEmbedder",
+    "ChainExtractor",
+    "CompactReport",
     "CompiledContext",
     "ConfigurationError",
     "Conflict",
     "DimensionMismatch",
     "Embedder",
     "EmbeddingError",
+    "Evidence",
+    "ExpireReport",
+    "ExportReport",
     "ExtractionError",
+    "Extractor",
+    "Fact",
+    "FactDraft",
+    "ForgetReport",
     "FormReport",
+    "ImportReport",
+    "Injection",
     "InvalidArgument",
     "InvalidFilter",
     "Item",
     "MemoryStore",
     "MemoryText",
     "MissingExtra",
+    "ModelSummarizers",
     "NotFound",
+    "PatternExtractor",
     "PermissionDenied",
     "PgMem",
     "PgmemError",
+    "PruneReport",
+    "RebuildReport",
+    "ReembedProgress",
+    "ReembedReport",
+    "RefusedWrite",
+    "ReviewItem",
     "SchemaError",
     "Scope",
     "ScoreParts",
@@ -78,7 +111,9 @@ __all__ = [
     "Settings",
     "StoreUnavailable",
     "SubjectRef",
+    "Summarizers",
     "Turn",
+    "WriteRefused",
 ]
 
 # Where each name lives. Imported when first used: `import pgmem_core` and `pgmem --help` take 20 ms, not 600.
@@ -87,16 +122,29 @@ _HOMES = {
     "pgmem_core.errors": (
         "BadVector ConfigurationError Conflict DimensionMismatch EmbeddingError ExtractionError "
         "InvalidArgument InvalidFilter MissingExtra NotFound PermissionDenied PgmemError "
-        "SchemaError StoreUnavailable"
+        "SchemaError StoreUnavailable WriteRefused"
     ),
-    "pgmem_core.formation.worker": "FormReport",
+    "pgmem_core.facts": "Evidence Extractor Fact FactDraft ReviewItem",
+    "pgmem_core.formation.compaction": "CompactReport",
+    "pgmem_core.formation.draining": "FormReport",
+    "pgmem_core.formation.extractors": "ChainExtractor ModelSummarizers",
+    "pgmem_core.formation.patterns": "PatternExtractor",
+    "pgmem_core.lifecycle.expiry": "ExpireReport",
+    "pgmem_core.lifecycle.exporting": "ExportReport",
+    "pgmem_core.lifecycle.forgetting": "ForgetReport",
+    "pgmem_core.lifecycle.importing": "ImportReport",
+    "pgmem_core.lifecycle.pruning": "PruneReport",
+    "pgmem_core.lifecycle.rebuilding": "RebuildReport",
+    "pgmem_core.lifecycle.reembedding": "ReembedProgress ReembedReport",
     "pgmem_core.models.bundled": "BundledEmbedder",
-    "pgmem_core.protocols": "Embedder",
+    "pgmem_core.protocols": "Embedder Summarizers",
     "pgmem_core.session": "AsyncSession Session",
     "pgmem_core.settings": "Settings",
     "pgmem_core.store": "AsyncMemoryStore MemoryStore",
+    "pgmem_core.tiers.injections": "Injection",
     "pgmem_core.types": (
-        "Authority CompiledContext Item MemoryText Scope ScoredMemory ScoreParts Section SessionInfo SubjectRef Turn"
+        "Authority CompiledContext Item MemoryText RefusedWrite Scope ScoredMemory ScoreParts Section SessionInfo "
+        "SubjectRef Turn"
     ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -6,27 +6,27 @@
 from __future__ import annotations
 
 import os
-import uuid
-from collections.abc import Mapping, Sequence
-from datetime import datetime
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Self
 
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from pgmem_core import asking, believing, flows
+from pgmem_core import flows
 from pgmem_core.database.embedded import EmbeddedPostgres
 from pgmem_core.database.engine import Database
 from pgmem_core.effects import arun, blocking, run
-from pgmem_core.facts import Fact
 from pgmem_core.formation import worker
-from pgmem_core.formation.worker import FormReport, Worker
+from pgmem_core.formation.choosing import choose
+from pgmem_core.formation.draining import FormReport
+from pgmem_core.formation.worker import Worker
 from pgmem_core.models.adapters import as_embedder
+from pgmem_core.policy import Policy, with_policy
 from pgmem_core.runtime import Runtime
 from pgmem_core.sessions import AsyncSessions, Sessions
-from pgmem_core.settings import Settings, make_settings
-from pgmem_core.types import MemoryText, ScoredMemory, SubjectRef, Turn
+from pgmem_core.settings import Settings
+from pgmem_core.upkeep import AsyncUpkeep, Upkeep
+from pgmem_core.verbs import AsyncVerbs, Verbs
 
 __all__ = ["AsyncPgMem", "PgMem"]
 
@@ -41,13 +41,21 @@ class _Base:
         dsn: str | Engine | AsyncEngine | None = None,
         *,
         embedder: Any = None,
+        model: Any = None,
+        extractor: Any = None,
+        summarizers: Any = None,
+        policy: Policy | str | None = None,
         settings: Settings | None = None,
         **options: Any,
     ) -> None:
         if dsn is None:
             dsn = os.environ.get(_DSN_VARIABLE, "")
-        chosen = make_settings(settings, options)
-        self._rt = Runtime(Database(dsn, chosen), chosen, None if embedder is None else as_embedder(embedder))
+        chosen, screens = with_policy(settings, options, policy)
+        reads, writes = choose(chosen, model=model, extractor=extractor, summarizers=summarizers)
+        self._rt = Runtime(
+            Database(dsn, chosen), chosen, None if embedder is None else as_embedder(embedder), extractor=reads,
+            summarizers=writes, policy=screens,
+        )  # fmt: skip
         self._worker = Worker(self._rt)
 
     @classmethod
@@ -56,6 +64,10 @@ class _Base:
         path: str | os.PathLike[str] = ".pgmem",
         *,
         embedder: Any = None,
+        model: Any = None,
+        extractor: Any = None,
+        summarizers: Any = None,
+        policy: Policy | str | None = None,
         settings: Settings | None = None,
         **options: Any,
     ) -> Self:
@@ -65,7 +77,10 @@ class _Base:
         of them leaves. Needs the extra `embedded`. Raises: MissingExtra, ConfigurationError.
         """
         server = EmbeddedPostgres(path)
-        client = cls(server.start(), embedder=embedder, settings=settings, **options)
+        client = cls(
+            server.start(), embedder=embedder, model=model, extractor=extractor, summarizers=summarizers,
+            policy=policy, settings=settings, **options,
+        )  # fmt: skip
         client._server = server
         client._rt.database.revive = server.start
         return client
@@ -80,7 +95,8 @@ class _Base:
         return self._rt.database.address
 
     def start(self) -> None:
-        """Start the worker thread, which embeds what this process writes soon after it is written."""
+        """Start the worker's threads: what this process writes is embedded soon after, and with a model or an
+        extractor its facts are formed."""
         self._worker.start()
 
     def _settle(self) -> None:
@@ -95,12 +111,16 @@ class _Base:
         return f"{type(self).__name__}({self._rt.database.address}, schema={self._rt.settings.schema_name})"
 
 
-class PgMem(_Base):
+class PgMem(_Base, Verbs, Upkeep):
     """Durable memory for LLM agents in Postgres.
 
     `dsn`: a Postgres URL or a SQLAlchemy engine (psycopg); default: the environment's `PGMEM_DSN`. `embedder`:
     a LangChain or LlamaIndex embedding model, a string such as "openai:text-embedding-3-small", or anything
-    with the methods of `Embedder`; default: the bundled one. Further keywords are settings.
+    with the methods of `Embedder`; default: the bundled one. `model`: a chat model (LangChain, LlamaIndex, or a
+    string such as "openai:gpt-4o-mini") that extracts facts and writes summaries, off the turn; without one nothing
+    is extracted, unless an `extractor` is given: "patterns" (no model, English) or an `Extractor`. `summarizers`:
+    others than the model's. `policy`: called with each text before it is stored, see `pgmem_core.policy`, or
+    "module:function". Further keywords are settings.
 
     `with PgMem(dsn) as mem:` sets up, starts the worker, and closes. Without it every method sets up at first
     use, and `form()` does the worker's work when called.
@@ -127,129 +147,6 @@ class PgMem(_Base):
         self._flush()
         return run(worker.form(self._rt, tenant_id=group_id), self._rt.database)
 
-    def add(
-        self,
-        messages: object,
-        *,
-        user_id: str,
-        group_id: str = "default",
-        agent_id: str | None = None,
-        session_id: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        connection: Any = None,
-    ) -> list[Turn]:
-        """Remember a text, a message or a list of messages, as turns of a session (a new one if none is named)."""
-        scope = asking.scope_of(group_id, user_id, agent_id, None)
-        return run(
-            asking.add_messages(
-                self._rt, messages, scope=scope, session_id=session_id, metadata=metadata, given=connection
-            ),
-            self._rt.database,
-        )
-
-    def search(
-        self,
-        query: object,
-        *,
-        user_id: str,
-        top_k: int = 10,
-        group_id: str = "default",
-        agent_id: str | None = None,
-        session_id: str | None = None,
-        kind: str | Sequence[str] | None = None,
-        after: datetime | None = None,
-        before: datetime | None = None,
-        filter: Mapping[str, Any] | None = None,
-        floor: float | str | None = None,
-    ) -> list[ScoredMemory]:
-        """Return a user's best memories for a query, best first, with the parts of their scores; [] if blank."""
-        return run(asking.search(
-            self._rt, asking.scope_of(group_id, user_id, None, None), query, top_k,
-            {"session_id": session_id, "agent_id": agent_id, "kind": kind, "after": after, "before": before,
-             "filter": filter}, floor,
-        ), self._rt.database)  # fmt: skip
-
-    def get_all(
-        self,
-        *,
-        user_id: str,
-        group_id: str = "default",
-        session_id: str | None = None,
-        kind: str | Sequence[str] | None = None,
-        filter: Mapping[str, Any] | None = None,
-        limit: int = 100,
-        offset: int = 0,
-    ) -> list[MemoryText]:
-        """Return a user's memories, newest first."""
-        return run(asking.get_all(
-            self._rt, asking.scope_of(group_id, user_id, None, None), limit=limit, offset=offset,
-            conditions={"session_id": session_id, "kind": kind, "filter": filter},
-        ), self._rt.database)  # fmt: skip
-
-    def update(
-        self,
-        memory_id: str | uuid.UUID,
-        content: object,
-        *,
-        group_id: str = "default",
-        user_id: str | None = None,
-        connection: Any = None,
-    ) -> MemoryText:
-        """Replace a memory's text; what it was stays in `history`. Raises: NotFound, also where user_id is given and
-        it is another user's."""
-        return run(asking.update(self._rt, group_id, memory_id, content, user_id, connection), self._rt.database)
-
-    def delete(
-        self,
-        memory_id: str | uuid.UUID,
-        *,
-        group_id: str = "default",
-        user_id: str | None = None,
-        connection: Any = None,
-    ) -> bool:
-        """Delete one memory with its vector, terms and earlier texts; False if there is none."""
-        return run(asking.delete(self._rt, group_id, memory_id, user_id, connection), self._rt.database)
-
-    def delete_all(self, *, user_id: str, group_id: str = "default", connection: Any = None) -> int:
-        """Delete everything of one user; returns how many memories that were. An empty user_id is refused."""
-        return run(
-            asking.delete_all(self._rt, asking.scope_of(group_id, user_id, None, None), connection), self._rt.database
-        )
-
-    def facts(
-        self,
-        subject: SubjectRef | None = None,
-        predicate: str | None = None,
-        *,
-        user_id: str | None = None,
-        group_id: str = "default",
-        valid_at: datetime | None = None,
-        known_at: datetime | None = None,
-    ) -> list[Fact]:
-        """Return the facts about a subject, or in a user's memory, that hold.
-
-        `valid_at`: that held then; `known_at`: as they were believed then (aware datetimes; default now). The two
-        clocks are independent: what was true in May, as we knew it in June.
-        """
-        return run(believing.facts(
-            self._rt, group_id, subject=subject, user_id=user_id, predicate=predicate, valid_at=valid_at,
-            known_at=known_at,
-        ), self._rt.database)  # fmt: skip
-
-    @overload
-    def history(self, target: str | uuid.UUID, *, group_id: str = "default") -> list[dict[str, Any]]: ...
-
-    @overload
-    def history(self, target: SubjectRef, predicate: str | None = None, *, group_id: str = "default") -> list[Fact]: ...
-
-    def history(
-        self, target: str | uuid.UUID | SubjectRef, predicate: str | None = None, *, group_id: str = "default"
-    ) -> list[dict[str, Any]] | list[Fact]:
-        """Return what happened to a memory (its id), or everything ever believed about a subject, oldest first."""
-        if isinstance(target, SubjectRef):
-            return run(believing.history(self._rt, group_id, target, predicate), self._rt.database)
-        return run(asking.history(self._rt, group_id, target), self._rt.database)
-
     def flush(self) -> None:
         """Wait until every query that was compiled is durable."""
         self._flush()
@@ -260,7 +157,7 @@ class PgMem(_Base):
     def close(self) -> None:
         """Stop the worker, finish what is under way, close the connections, leave the embedded server."""
         self._settle()
-        self._rt.database.close()
+        self._rt.database.close(every_loop=True)  # adapters await on a PgMem too
         self._leave()
 
     def __enter__(self) -> Self:
@@ -274,7 +171,7 @@ class PgMem(_Base):
         self.close()
 
 
-class AsyncPgMem(_Base):
+class AsyncPgMem(_Base, AsyncVerbs, AsyncUpkeep):
     """`PgMem` to await; see there."""
 
     @property
@@ -290,118 +187,6 @@ class AsyncPgMem(_Base):
     async def form(self, *, group_id: str | None = None) -> FormReport:
         await self.flush()
         return await arun(worker.form(self._rt, tenant_id=group_id), self._rt.database)
-
-    async def add(
-        self,
-        messages: object,
-        *,
-        user_id: str,
-        group_id: str = "default",
-        agent_id: str | None = None,
-        session_id: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        connection: Any = None,
-    ) -> list[Turn]:
-        scope = asking.scope_of(group_id, user_id, agent_id, None)
-        return await arun(
-            asking.add_messages(
-                self._rt, messages, scope=scope, session_id=session_id, metadata=metadata, given=connection
-            ),
-            self._rt.database,
-        )
-
-    async def search(
-        self,
-        query: object,
-        *,
-        user_id: str,
-        top_k: int = 10,
-        group_id: str = "default",
-        agent_id: str | None = None,
-        session_id: str | None = None,
-        kind: str | Sequence[str] | None = None,
-        after: datetime | None = None,
-        before: datetime | None = None,
-        filter: Mapping[str, Any] | None = None,
-        floor: float | str | None = None,
-    ) -> list[ScoredMemory]:
-        return await arun(asking.search(
-            self._rt, asking.scope_of(group_id, user_id, None, None), query, top_k,
-            {"session_id": session_id, "agent_id": agent_id, "kind": kind, "after": after, "before": before,
-             "filter": filter}, floor,
-        ), self._rt.database)  # fmt: skip
-
-    async def get_all(
-        self,
-        *,
-        user_id: str,
-        group_id: str = "default",
-        session_id: str | None = None,
-        kind: str | Sequence[str] | None = None,
-        filter: Mapping[str, Any] | None = None,
-        limit: int = 100,
-        offset: int = 0,
-    ) -> list[MemoryText]:
-        return await arun(asking.get_all(
-            self._rt, asking.scope_of(group_id, user_id, None, None), limit=limit, offset=offset,
-            conditions={"session_id": session_id, "kind": kind, "filter": filter},
-        ), self._rt.database)  # fmt: skip
-
-    async def update(
-        self,
-        memory_id: str | uuid.UUID,
-        content: object,
-        *,
-        group_id: str = "default",
-        user_id: str | None = None,
-        connection: Any = None,
-    ) -> MemoryText:
-        return await arun(asking.update(self._rt, group_id, memory_id, content, user_id, connection), self._rt.database)
-
-    async def delete(
-        self,
-        memory_id: str | uuid.UUID,
-        *,
-        group_id: str = "default",
-        user_id: str | None = None,
-        connection: Any = None,
-    ) -> bool:
-        return await arun(asking.delete(self._rt, group_id, memory_id, user_id, connection), self._rt.database)
-
-    async def delete_all(self, *, user_id: str, group_id: str = "default", connection: Any = None) -> int:
-        return await arun(
-            asking.delete_all(self._rt, asking.scope_of(group_id, user_id, None, None), connection), self._rt.database
-        )
-
-    async def facts(
-        self,
-        subject: SubjectRef | None = None,
-        predicate: str | None = None,
-        *,
-        user_id: str | None = None,
-        group_id: str = "default",
-        valid_at: datetime | None = None,
-        known_at: datetime | None = None,
-    ) -> list[Fact]:
-        return await arun(believing.facts(
-            self._rt, group_id, subject=subject, user_id=user_id, predicate=predicate, valid_at=valid_at,
-            known_at=known_at,
-        ), self._rt.database)  # fmt: skip
-
-    @overload
-    async def history(self, target: str | uuid.UUID, *, group_id: str = "default") -> list[dict[str, Any]]: ...
-
-    @overload
-    async def history(
-        self, target: SubjectRef, predicate: str | None = None, *, group_id: str = "default"
-    ) -> list[Fact]: ...
-
-    async def history(
-        self, target: str | uuid.UUID | SubjectRef, predicate: str | None = None, *, group_id: str = "default"
-    ) -> list[dict[str, Any]] | list[Fact]:
-        if isinstance(target, SubjectRef):
-            return await arun(believing.history(self._rt, group_id, target, predicate), self._rt.database)
-        return await arun(asking.history(self._rt, group_id, target), self._rt.database)
 
     async def flush(self) -> None:
         await arun(flows.write_queries(self._rt, self._rt.all_pending()), self._rt.database)

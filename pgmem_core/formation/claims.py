@@ -8,6 +8,7 @@ written about. What a draft says of its own authority counts for nothing: there 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,12 +21,12 @@ from pgmem_core.encoding import decode_json, dumps, encode_json
 from pgmem_core.errors import InvalidArgument
 from pgmem_core.facts import ACTIONS, DEFAULT_CONFIDENCE, Action, Evidence, Fact, FactDraft, check_subject
 from pgmem_core.folding import fold, fold_space, value_key
-from pgmem_core.formation.evidence import Transcript, authority_of
+from pgmem_core.formation.evidence import Transcript, authority_of, own_words
 from pgmem_core.predicates import canonical, normalise_predicate
 from pgmem_core.turns import check_time
 from pgmem_core.types import Authority, SubjectRef, Turn
 
-__all__ = ["Claim", "Limits", "check_value", "examine", "subjects_of"]
+__all__ = ["Claim", "Limits", "about", "check_value", "examine"]
 
 # A quote longer than this is cut: evidence points at the turn, which has the rest.
 _MAX_QUOTE_CHARS = 500
@@ -162,15 +163,22 @@ def examine(
     return claims, rejected
 
 
-def subjects_of(drafts: Iterable[object], known: Sequence[Fact], user_subject: SubjectRef) -> list[SubjectRef]:
-    """Return whom the drafts are about, the user first, each once; what they name wrongly is left out."""
+def about(
+    drafts: Iterable[object], known: Sequence[Fact], user_subject: SubjectRef
+) -> tuple[list[object], list[SubjectRef]]:
+    """Return the drafts with the subjects they mean among the facts that were shown, and those subjects, the user
+    first, each once. What names its subject wrongly is left as it is, for `examine` to refuse."""
     examiner = _Examiner(known, Transcript(()), check_subject(user_subject), datetime.now(UTC), Limits())
     found = {examiner.user: None}
+    made: list[object] = []
     for draft in drafts:
         if isinstance(draft, FactDraft):
             with suppress(_Refused):
-                found[examiner.subject(draft.subject)] = None
-    return list(found)
+                subject = examiner.subject(draft.subject)
+                found[subject] = None
+                draft = replace(draft, subject=subject)
+        made.append(draft)
+    return made, list(found)
 
 
 class _Examiner:
@@ -192,6 +200,8 @@ class _Examiner:
         subject = self.subject(draft.subject)
         predicate = self._predicate(draft.predicate, subject)
         turn, evidence = self._evidence(draft)
+        if draft.action in ("end", "retract") and self._supports(turn, evidence, subject, predicate):
+            raise _Refused("evidence", "it is said in the words on which the fact itself rests")
         authority = authority_of(turn)
         assert authority is not None  # the transcript holds no turn without one
         claim = Claim(
@@ -257,6 +267,17 @@ class _Examiner:
         if turn is None:
             raise _Refused("evidence", f"the quote {_show(quote)} stands in no turn of this batch")
         return turn, Evidence(turn_id=turn.id, quote=quote.strip()[:_MAX_QUOTE_CHARS])
+
+    def _supports(self, turn: Turn, evidence: Evidence, subject: SubjectRef, predicate: str) -> bool:
+        """True if the turn says nothing but what a standing fact was learnt from: the same again ends nothing."""
+        words = fold(evidence.quote or "")
+        return fold(own_words(turn)) == words and any(
+            fact.subject == subject
+            and fact.predicate == predicate
+            and fact.valid_to is None
+            and any(one.quote is not None and fold(one.quote) == words for one in fact.evidence)
+            for fact in self._current
+        )
 
     def _confidence(self, given: object, authority: Authority) -> float:
         try:
@@ -331,9 +352,9 @@ def check_value(value: object, max_bytes: int) -> Any:
 
 def _blank(value: object) -> bool:
     if isinstance(value, str):
-        return (
-            not fold_space(value)
-            or re.fullmatch(r"(?i)[\W_]*|n/a|none|null|unknown|undefined", value.strip()) is not None
+        text = fold_space(value)  # circled and squared letters are letters, and a smile says something
+        return re.fullmatch(r"[\W_]*|n/a|none|null|unknown|undefined", text) is not None and not any(
+            unicodedata.category(char) == "So" for char in text
         )
     return value is None or value == [] or value == {}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from pgmem_core import screening
@@ -16,9 +16,9 @@ from pgmem_core.changes import Reconciled
 from pgmem_core.database.connection import Connection
 from pgmem_core.effects import Flow, consult, transact
 from pgmem_core.errors import ExtractionError, PgmemError
-from pgmem_core.facts import Extractor, Fact, Tombstone
+from pgmem_core.facts import Extractor, Fact, FactDraft, Tombstone
 from pgmem_core.formation import leases
-from pgmem_core.formation.claims import Limits, subjects_of
+from pgmem_core.formation.claims import Limits, about
 from pgmem_core.formation.evidence import authority_of
 from pgmem_core.formation.leases import Lease
 from pgmem_core.formation.reconcile import reconcile
@@ -144,22 +144,34 @@ def _store(conn: Connection, held: Lease, batch: Batch, drafts: list[object], la
         there = _still_there(conn, held.tenant_id, batch.turns)
         turns = [turn for turn in batch.turns if turn.id in there]
         user = user_subject(_scope(held))
+        # Who is meant is said by what was shown, so that the subjects that are written about are those locked here.
+        meant, subjects = about(drafts, batch.known, user)
 
         def decide(current: list[Fact], dead: list[Tombstone], now: datetime) -> Reconciled:
             return reconcile(
-                drafts, current, tombstones=dead, turns=turns, user_subject=user, now=now,
+                _ours(meant, batch.known, current), current, tombstones=dead, turns=turns, user_subject=user, now=now,
                 limits=Limits(max_drafts=max(50, 2 * len(turns))),
             )  # fmt: skip
 
         # What users tell of others is their own knowledge: two users' "Max" are two people.
         place = Place(_scope(held), held.session_id, language, private=True)
-        reconciled = semantic.settle(conn, place, subjects_of(drafts, batch.known, user), decide).reconciled
+        reconciled = semantic.settle(conn, place, subjects, decide).reconciled
     conn.query(
         f"""UPDATE {conn.schema}.sessions SET formed_through = %(through)s
             WHERE tenant_id = %(tenant)s AND session_id = %(session)s""",
         {"through": batch.through, "tenant": held.tenant_id, "session": held.session_id},
     )
     return reconciled
+
+
+def _ours(drafts: list[object], shown: list[Fact], current: list[Fact]) -> list[object]:
+    """Return the drafts without the ids of shown facts that are not the user's to change (those about the group's own
+    subjects) or that are not believed any more: each then stands by itself."""
+    foreign = {fact.id for fact in shown} - {fact.id for fact in current}
+    return [
+        replace(draft, id=None) if isinstance(draft, FactDraft) and str(draft.id) in foreign else draft
+        for draft in drafts
+    ]
 
 
 def _still_there(conn: Connection, tenant_id: str, turns: list[Turn]) -> set[str]:

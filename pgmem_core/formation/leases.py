@@ -29,8 +29,7 @@ class Lease:
     lease: datetime  # when it ends; also what tells this claim from a later one
     touched_at: datetime  # as it was claimed: a later turn, or the end, leaves it on the list
     attempts: int  # that failed before
-    unformed: bool
-    uncompacted: bool
+    extracts: bool  # its turns are due to be read; false where it was claimed for a summary alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +41,27 @@ class Due:
     mode: str
     debounce_seconds: float
 
-    def condition(self, *, all_of_it: bool) -> tuple[str, dict[str, float]]:
-        """Return the SQL condition on a row of sessions; all_of_it: whatever the mode says."""
+    def conditions(self, *, all_of_it: bool) -> tuple[str, str, dict[str, float]]:
+        """Return the SQL conditions on a row of sessions: that its turns are due to be read, and that it is due to be
+        looked at for a summary; all_of_it: whatever the mode says."""
         seconds = self.debounce_seconds
         idle = re.fullmatch(r"idle:(\d+(?:\.\d+)?)s", self.mode)
         if idle is not None:
             seconds = float(idle[1])
         quiet = "(touched_at <= clock_timestamp() - %(quiet)s * interval '1 second' OR ended_at IS NOT NULL)"
-        arms = []
+        read = told = "false"
         if self.extracts:
             if all_of_it:
-                arms.append("unformed")
+                read = "unformed"
             elif self.mode == "session_end":
-                arms.append("(unformed AND ended_at IS NOT NULL)")
+                read = "(unformed AND ended_at IS NOT NULL)"
             elif self.mode != "manual":
                 # Twenty turns do not wait for a pause in a talk that has none.
                 busy = " OR last_seq - formed_through >= 20" if idle is None else ""
-                arms.append(f"(unformed AND ({quiet}{busy}))")
+                read = f"(unformed AND ({quiet}{busy}))"
         if self.summarises and (all_of_it or self.mode != "manual"):
-            arms.append("uncompacted" if all_of_it else f"(uncompacted AND {quiet})")
-        return f"({' OR '.join(arms)})" if arms else "false", {"quiet": seconds}
+            told = "uncompacted" if all_of_it else f"(uncompacted AND {quiet})"
+        return read, told, {"quiet": seconds}
 
 
 def claim(
@@ -76,19 +76,19 @@ def claim(
     all_of_it: bool,
 ) -> list[Lease]:
     """Take up to limit sessions that nobody else is at; eager takes also those whose retry is not due yet."""
-    condition, bound = due.condition(all_of_it=all_of_it)
+    read, told, bound = due.conditions(all_of_it=all_of_it)
     rows = conn.query(
         f"""UPDATE {conn.schema}.sessions s
             SET forming_until = clock_timestamp() + %(lease)s * interval '1 second'
-            FROM (SELECT tenant_id, session_id FROM {conn.schema}.sessions
-                  WHERE {condition} AND (forming_until IS NULL OR forming_until < clock_timestamp())
+            FROM (SELECT tenant_id, session_id, {read} AS extracts FROM {conn.schema}.sessions
+                  WHERE ({read} OR {told}) AND (forming_until IS NULL OR forming_until < clock_timestamp())
                     AND (%(eager)s OR forming_retry_at IS NULL OR forming_retry_at <= clock_timestamp())
                     AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)
                     AND (%(session)s::text IS NULL OR session_id = %(session)s)
                   ORDER BY tenant_id, session_id LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED) due
             WHERE s.tenant_id = due.tenant_id AND s.session_id = due.session_id
             RETURNING s.tenant_id, s.session_id, s.user_id, s.agent_id, s.forming_until, s.touched_at,
-                      s.forming_attempts, s.unformed, s.uncompacted""",
+                      s.forming_attempts, due.extracts""",
         {
             "limit": limit, "lease": lease_seconds, "tenant": tenant_id, "session": session_id, "eager": eager, **bound,
         },
@@ -100,12 +100,13 @@ def backlog(
     conn: Connection, due: Due, *, tenant_id: str | None, session_id: str | None = None, eager: bool
 ) -> tuple[int, int]:
     """Return how many sessions `claim` would take, and how many somebody is at."""
-    condition, bound = due.condition(all_of_it=True)
+    read, told, bound = due.conditions(all_of_it=True)
     [(waiting, busy)] = conn.query(
         f"""SELECT count(*) FILTER (WHERE (forming_until IS NULL OR forming_until <= clock_timestamp())
                      AND (%(eager)s OR forming_retry_at IS NULL OR forming_retry_at <= clock_timestamp())),
                    count(*) FILTER (WHERE forming_until > clock_timestamp())
-            FROM {conn.schema}.sessions WHERE {condition} AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)
+            FROM {conn.schema}.sessions
+            WHERE ({read} OR {told}) AND (%(tenant)s::text IS NULL OR tenant_id = %(tenant)s)
               AND (%(session)s::text IS NULL OR session_id = %(session)s)""",
         {"tenant": tenant_id, "session": session_id, "eager": eager, **bound},
     )

@@ -266,6 +266,8 @@ def _of_container(value: Any) -> list[Any]:
         entries = _entries(value, 1)
         if entries is not None:
             return entries
+        if all(isinstance(part, dict) and {str(key).lower() for key in part} & _PREDICATES for part in value.values()):
+            return list(value.values())  # {"1": {…}, "2": {…}}
         # {"name": "Ana", "city": "Porto"}: predicate to value
         return [{"predicate": str(key), "value": part} for key, part in value.items()]
     if isinstance(value, str) and value.strip() and not _NOTHING.fullmatch(value):

@@ -125,13 +125,13 @@ def form_tiers(
 
 def _form_session(rt: Runtime, held: Lease) -> Flow[FormReport]:
     facts = episodes = 0
-    extracts, summarises = rt.extractor is not None, rt.summarizers is not None
+    summarises = rt.summarizers is not None
     try:
-        if rt.extractor is not None and held.unformed:
+        if rt.extractor is not None and held.extracts:
             facts = yield from extract_session(rt, rt.extractor, held)
         if summarises:
             episodes = (yield from compact_session(rt, held, force=False)).episodes
-        yield from transact(leases.finish, held, formed=extracts, compacted=summarises, single=True)
+        yield from transact(leases.finish, held, formed=held.extracts, compacted=summarises, single=True)
     except StoreUnavailable:
         raise
     except (PgmemError, ImportError) as exc:

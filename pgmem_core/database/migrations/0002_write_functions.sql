@@ -7,7 +7,7 @@ CREATE FUNCTION append_turns(
     p_terms bigint[], p_counts smallint[], p_ends integer[],  -- turn i's terms end at p_ends[i]
     p_model text, p_vectors vector[]     -- NULL, or one vector a turn
 ) RETURNS TABLE (turn_id uuid, turn_seq bigint, turn_created_at timestamptz, stored boolean)
-LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off AS $$
 #variable_conflict use_column
 DECLARE
     s        sessions%ROWTYPE;

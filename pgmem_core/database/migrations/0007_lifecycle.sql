@@ -109,7 +109,9 @@ BEGIN
         UPDATE sessions s
         SET summarised_through = least(s.summarised_through, r.first - 1),
             uncompacted = s.uncompacted OR s.summarised_through >= r.first,
-            forming_until = NULL
+            -- An error may quote what a model was given. What is left may do without it, and is tried at once.
+            forming_until = NULL, forming_attempts = 0, forming_error = NULL, forming_retry_at = NULL,
+            attempts = 0, last_error = NULL, retry_at = NULL
         WHERE s.tenant_id = p_tenant AND s.session_id = r.session_id;
     END LOOP;
     PERFORM lock_narrative(p_tenant, u.user_id) FROM (SELECT unnest(v_users) AS user_id ORDER BY 1) u;
@@ -117,10 +119,14 @@ BEGIN
     WHERE v.tenant_id = p_tenant AND v.user_id = ANY (v_users) AND v.created_at >= v_since;
     GET DIAGNOSTICS n_narratives = ROW_COUNT;
     IF n_narratives > 0 THEN             -- somebody has to look at them, to write the story anew
-        UPDATE sessions s SET uncompacted = true
-        FROM (SELECT DISTINCT ON (o.user_id) o.session_id FROM sessions o
-              WHERE o.tenant_id = p_tenant AND o.user_id = ANY (v_users)
-              ORDER BY o.user_id, o.created_at DESC) newest
+        -- At the newest session that nobody has locked: subjects are held here, and sessions come before them. Whoever
+        -- has the others writes to them, and a session that was written to is looked at anyway. A microsecond: whoever
+        -- is past his last look leaves it on the list.
+        UPDATE sessions s SET uncompacted = true, touched_at = s.touched_at + interval '1 microsecond'
+        FROM unnest(v_users) AS u (user_id)
+        CROSS JOIN LATERAL (
+            SELECT o.session_id FROM sessions o WHERE o.tenant_id = p_tenant AND o.user_id = u.user_id
+            ORDER BY o.created_at DESC LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) newest
         WHERE s.tenant_id = p_tenant AND s.session_id = newest.session_id;
     END IF;
     DELETE FROM injections i

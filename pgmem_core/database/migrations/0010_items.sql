@@ -1,8 +1,8 @@
 -- Items: keyed JSON documents in namespaces, as LangGraph's stores keep them. A memory of its own: no item becomes a
 -- turn, a fact or a part of a context.
 
-CREATE TABLE items (                        -- what never is null and never grows stands first: 40,000 rows are read in 9 ms
-    id          uuid NOT NULL,              -- instead of 14
+CREATE TABLE items (
+    id          uuid NOT NULL,
     created_at  timestamptz NOT NULL,
     updated_at  timestamptz NOT NULL,
     expires_at  timestamptz NOT NULL DEFAULT 'infinity',  -- no index mentions it: a read that extends it stays HOT
@@ -60,20 +60,34 @@ CREATE FUNCTION put_items(
 ) RETURNS void LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 #variable_conflict use_column
 DECLARE
-    v_id uuid;  v_old bigint[];  v_dead boolean;  v_now timestamptz;  v_until timestamptz;
+    v_id uuid;  v_old bigint[];  v_new bigint[];  v_texts text[];  v_dead boolean;  v_now timestamptz;  v_until timestamptz;
+    v_words boolean;  v_vectors boolean;  -- to be written anew
     v_term integer := 1;  v_vector integer := 1;
 BEGIN
     FOR i IN 1 .. cardinality(p_keys) LOOP
+        v_new := p_terms[v_term:p_term_ends[i]];
+        v_texts := p_texts[v_vector:p_vector_ends[i]];
+        v_words := true;
+        v_vectors := true;
         LOOP
             SELECT o.id, o.terms, o.expires_at <= clock_timestamp() INTO v_id, v_old, v_dead FROM items o
             WHERE o.tenant_id = p_tenant AND o.namespace = p_namespaces[i] AND o.key = p_keys[i] FOR UPDATE;
             v_now := clock_timestamp();
             v_until := coalesce(v_now + p_ttls[i] * interval '1 minute', 'infinity');
             IF v_id IS NOT NULL THEN
-                DELETE FROM item_postings p WHERE p.tenant_id = p_tenant AND p.term = ANY (v_old)
-                    AND p.namespace = p_namespaces[i] AND p.item_id = v_id;
-                DELETE FROM item_vectors v
-                WHERE v.tenant_id = p_tenant AND v.namespace = p_namespaces[i] AND v.item_id = v_id;
+                -- What is found as before stays: a new value beside the same text costs no entry in the graph index.
+                v_vectors := p_values[i] IS NULL OR v_texts IS DISTINCT FROM ARRAY(
+                    SELECT CASE WHEN v.model = p_model THEN v.content END FROM item_vectors v
+                    WHERE v.tenant_id = p_tenant AND v.namespace = p_namespaces[i] AND v.item_id = v_id ORDER BY v.place);
+                v_words := v_vectors OR v_old <> v_new;
+                IF v_words THEN
+                    DELETE FROM item_postings p WHERE p.tenant_id = p_tenant AND p.term = ANY (v_old)
+                        AND p.namespace = p_namespaces[i] AND p.item_id = v_id;
+                END IF;
+                IF v_vectors THEN
+                    DELETE FROM item_vectors v
+                    WHERE v.tenant_id = p_tenant AND v.namespace = p_namespaces[i] AND v.item_id = v_id;
+                END IF;
                 IF p_values[i] IS NULL THEN
                     DELETE FROM items o
                     WHERE o.tenant_id = p_tenant AND o.namespace = p_namespaces[i] AND o.key = p_keys[i];
@@ -81,7 +95,7 @@ BEGIN
                     UPDATE items o SET
                         value = p_values[i], updated_at = v_now, ttl_minutes = p_ttls[i], expires_at = v_until,
                         created_at = CASE WHEN v_dead THEN v_now ELSE o.created_at END,  -- what had expired is not revived
-                        terms = p_terms[v_term:p_term_ends[i]], term_total = p_totals[i]
+                        terms = v_new, term_total = p_totals[i]
                     WHERE o.tenant_id = p_tenant AND o.namespace = p_namespaces[i] AND o.key = p_keys[i];
                 END IF;
                 EXIT;
@@ -90,18 +104,19 @@ BEGIN
             INSERT INTO items (tenant_id, namespace, key, id, value, created_at, updated_at, ttl_minutes, expires_at,
                                terms, term_total)
             VALUES (p_tenant, p_namespaces[i], p_keys[i], p_ids[i], p_values[i], v_now, v_now, p_ttls[i], v_until,
-                    p_terms[v_term:p_term_ends[i]], p_totals[i])
+                    v_new, p_totals[i])
             ON CONFLICT (tenant_id, namespace, key) DO NOTHING RETURNING id INTO v_id;
             EXIT WHEN v_id IS NOT NULL;     -- else somebody else was faster: theirs is there now
         END LOOP;
-        IF p_values[i] IS NOT NULL THEN
+        IF p_values[i] IS NOT NULL AND v_words THEN
             INSERT INTO item_postings (tenant_id, term, namespace, item_id, tf, len)
             SELECT p_tenant, u.term, p_namespaces[i], v_id, u.tf, least(p_totals[i], 32767)
-            FROM unnest(p_terms[v_term:p_term_ends[i]], p_counts[v_term:p_term_ends[i]]) AS u (term, tf);
+            FROM unnest(v_new, p_counts[v_term:p_term_ends[i]]) AS u (term, tf);
+        END IF;
+        IF p_values[i] IS NOT NULL AND v_vectors THEN
             INSERT INTO item_vectors (tenant_id, namespace, item_id, place, model, embedding, content)
             SELECT p_tenant, p_namespaces[i], v_id, u.place, p_model, u.embedding, u.content
-            FROM unnest(p_vectors[v_vector:p_vector_ends[i]], p_texts[v_vector:p_vector_ends[i]])
-                 WITH ORDINALITY AS u (embedding, content, place);
+            FROM unnest(p_vectors[v_vector:p_vector_ends[i]], v_texts) WITH ORDINALITY AS u (embedding, content, place);
         END IF;
         v_term := p_term_ends[i] + 1;
         v_vector := p_vector_ends[i] + 1;
@@ -156,10 +171,10 @@ CREATE FUNCTION nearest_items_by_index(p_statement text, p_tenant text, p_prefix
     p_filter jsonpath, p_variables jsonb, p_limit integer
 ) RETURNS TABLE (id uuid, nearness double precision)
 LANGUAGE plpgsql STABLE
-SET search_path FROM CURRENT SET hnsw.ef_search = 64 SET hnsw.iterative_scan = relaxed_order
+SET search_path FROM CURRENT SET hnsw.ef_search = 40 SET hnsw.iterative_scan = relaxed_order
 SET enable_sort = off SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 BEGIN
-    PERFORM set_config('hnsw.ef_search', least(1000, greatest(64, 2 * p_limit))::text, true);
+    PERFORM set_config('hnsw.ef_search', least(1000, greatest(40, 2 * p_limit))::text, true);
     RETURN QUERY EXECUTE p_statement USING p_tenant, p_prefix, p_below, p_vector, p_filter, p_variables, p_limit;
 END $$;
 
@@ -171,7 +186,7 @@ CREATE FUNCTION nearest_items(p_tenant text, p_prefix text, p_below text, p_vect
     p_dimensions integer, p_metric text, p_exact boolean, p_filter jsonpath, p_variables jsonb, p_count bigint,
     p_limit integer
 ) RETURNS TABLE (id uuid, nearness double precision)
-LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET jit = off AS $$
+LANGUAGE plpgsql STABLE SET search_path FROM CURRENT SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     c_few CONSTANT integer := 2000;
     v_wanted CONSTANT integer := 2 * p_limit + 10;  -- some have more than one vector, some may have expired
@@ -220,9 +235,16 @@ BEGIN
         END IF;
     END IF;
     IF p_filter IS NULL THEN  -- the vectors alone, then a look at the best: a third of the time of the whole join
-        EXECUTE 'SELECT count(*), array_agg(c.item_id), array_agg(c.near) FROM (SELECT v.item_id, ' || v_near
-            || ' AS near FROM item_vectors v' || v_vectors || ' ORDER BY ' || v_near || ' + 0 DESC LIMIT $5) c'
-        INTO v_raw, v_ids, v_nearness USING p_tenant, p_prefix, p_below, p_vector, v_wanted;
+        IF p_metric = 'cosine' THEN  -- the same, planned once: 0.2 ms less
+            SELECT count(*), array_agg(c.item_id), array_agg(c.near) INTO v_raw, v_ids, v_nearness
+            FROM (SELECT v.item_id, 1 - (v.embedding <=> p_vector) AS near FROM item_vectors v
+                  WHERE v.tenant_id = p_tenant AND v.namespace >= p_prefix AND v.namespace < p_below AND v.model = p_model
+                  ORDER BY (1 - (v.embedding <=> p_vector)) + 0 DESC LIMIT v_wanted) c;
+        ELSE
+            EXECUTE 'SELECT count(*), array_agg(c.item_id), array_agg(c.near) FROM (SELECT v.item_id, ' || v_near
+                || ' AS near FROM item_vectors v' || v_vectors || ' ORDER BY ' || v_near || ' + 0 DESC LIMIT $5) c'
+            INTO v_raw, v_ids, v_nearness USING p_tenant, p_prefix, p_below, p_vector, v_wanted;
+        END IF;
         SELECT array_agg(g.id ORDER BY g.best DESC), array_agg(g.best ORDER BY g.best DESC) INTO v_ids, v_nearness
         FROM (SELECT u.id, max(u.nearness) AS best FROM unnest(v_ids, v_nearness) AS u (id, nearness)
               JOIN items i ON i.tenant_id = p_tenant AND i.id = u.id AND i.expires_at > statement_timestamp()
@@ -241,7 +263,7 @@ END $$;
 -- Search. Hybrid: BM25 over the words and nearness over the vectors, mixed 0.65 to 0.35 as in recall; score 0..1.
 -- Otherwise by nearness alone, which is the score. No floor: what there is, ranked.
 --
--- Words are read from the rarest on, until a thousand postings were read; of the commoner ones only the candidates'
+-- Words are read from the rarest on, until 500 postings were read; of the commoner ones only the candidates'
 -- are looked up. In a namespace of 40,000 that halves the time, and the best candidates share the rare words.
 CREATE FUNCTION search_items(
     p_tenant text, p_prefix text, p_below text, p_hybrid boolean, p_terms bigint[],
@@ -256,7 +278,7 @@ AS $$
 #variable_conflict use_column
 DECLARE
     c_pool     CONSTANT integer := 20;       -- the best of each arm, at least
-    c_budget   CONSTANT integer := 1000;     -- postings
+    c_budget   CONSTANT integer := 500;      -- postings
     v_pool     integer := p_limit + p_offset;
     v_count    double precision;  v_length double precision;
     v_terms    bigint[];  v_idfs double precision[];  v_read integer;
