@@ -48,7 +48,8 @@ class Upkeep:
         anew. Of a `subject` (everywhere in the group) the facts and rejected values go; the turns are those of who
         spoke. An audit row without content stays, and hashes: an older export, or an old turn read again, does not
         bring it back, while what is said from now on is new. Query vectors cached by other processes, whose keys may
-        be the words of a query, go with those processes.
+        be the words of a query, go with those processes. Items of the key-value store belong to no user, and stay; so
+        does an episode of a turn that was pruned before, until its session is forgotten.
 
         Raises: InvalidArgument (no target, two, or a blank id; nothing is erased).
         """

@@ -160,6 +160,8 @@ def examine(
             claims.extend(examiner.examine(number, draft))
         except _Refused as refused:
             rejected.append(Rejected(number, draft, refused.code, str(refused)))
+        except Exception as exc:  # an array has no truth, a foreign __eq__ raises: that costs this draft alone
+            rejected.append(Rejected(number, draft, "not_a_draft", f"a field cannot be read: {type(exc).__name__}"))
     return claims, rejected
 
 
@@ -173,7 +175,7 @@ def about(
     made: list[object] = []
     for draft in drafts:
         if isinstance(draft, FactDraft):
-            with suppress(_Refused):
+            with suppress(Exception):  # whatever is wrong with it, `examine` says
                 subject = examiner.subject(draft.subject)
                 found[subject] = None
                 draft = replace(draft, subject=subject)
@@ -226,7 +228,7 @@ class _Examiner:
                 raise _Refused("value", f"the value is {_show(draft.value)}, which states nothing")
             yield claim
             return
-        for value in self._values(draft.value, claim.single_valued):
+        for value in self._values(self._named_value(draft, predicate), claim.single_valued):
             yield replace(claim, value=value, value_key=value_key(value))
 
     def subject(self, given: object) -> SubjectRef:
@@ -320,6 +322,16 @@ class _Examiner:
                 yield check_value(item, self.limits.max_value_bytes)
         except InvalidArgument as exc:
             raise _Refused("value", str(exc)) from exc
+
+    def _named_value(self, draft: FactDraft, predicate: str) -> object:
+        """Return the draft's value, or the one its own predicate names, where it is known by another."""
+        given = normalise_predicate(draft.predicate)
+        named = predicates.value_named_by(given)
+        if named is None or given == predicate:
+            return draft.value
+        if draft.value is True or (isinstance(draft.value, str) and fold(draft.value) in ("true", "yes", named)):
+            return named
+        raise _Refused("value", f"{given}: {_show(draft.value)} names no value of {predicate}")
 
     def _optional_key(self, given: object) -> bytes | None:
         if _blank(given):

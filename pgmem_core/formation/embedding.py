@@ -107,9 +107,7 @@ def claim(
     return [Claim(*row) for row in rows]
 
 
-def backlog(
-    conn: Connection, *, tenant_id: str | None, session_id: str | None = None, eager: bool
-) -> tuple[int, int]:
+def backlog(conn: Connection, *, tenant_id: str | None, session_id: str | None = None, eager: bool) -> tuple[int, int]:
     """Return how many sessions with turns to embed `claim` would take, and how many somebody is at."""
     [(waiting, busy)] = conn.query(
         f"""SELECT count(*) FILTER (WHERE (claimed_until IS NULL OR claimed_until <= clock_timestamp())
@@ -176,11 +174,16 @@ def _normalised(vectors: Vectors) -> Vectors:
 def store_vectors(conn: Connection, tenant_id: str, turns: Sequence[Pending], vectors: Vectors, *, model: Model) -> int:
     """Write one vector a turn and return how many there were: fewer where a turn was edited or deleted meanwhile.
 
-    Takes no lock on the session, so no add_turn waits for an index insert."""
+    Takes no lock on the session, so no add_turn waits for an index insert. Records are locked by id: what belongs to
+    no line may be several workers' at once."""
     rows = conn.query(
-        f"""UPDATE {conn.schema}.records r SET model = %(model)s, embedding = v.embedding
-            FROM unnest(%(ids)s::uuid[], %(vectors)b, %(digests)s::bytea[]) AS v (id, embedding, digest)
-            WHERE r.tenant_id = %(tenant)s AND r.id = v.id AND sha256(convert_to(r.content, 'UTF8')) = v.digest
+        f"""WITH held AS MATERIALIZED (
+              SELECT id FROM {conn.schema}.records WHERE tenant_id = %(tenant)s AND id = ANY (%(ids)s)
+              ORDER BY id FOR NO KEY UPDATE)
+            UPDATE {conn.schema}.records r SET model = %(model)s, embedding = v.embedding
+            FROM held JOIN unnest(%(ids)s::uuid[], %(vectors)b, %(digests)s::bytea[]) AS v (id, embedding, digest)
+              ON v.id = held.id
+            WHERE r.tenant_id = %(tenant)s AND r.id = held.id AND sha256(convert_to(r.content, 'UTF8')) = v.digest
             RETURNING true""",
         {
             "model": model.id, "ids": [turn.id for turn in turns], "tenant": tenant_id,

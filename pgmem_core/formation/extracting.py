@@ -169,7 +169,9 @@ def _ours(drafts: list[object], shown: list[Fact], current: list[Fact]) -> list[
     subjects) or that are not believed any more: each then stands by itself."""
     foreign = {fact.id for fact in shown} - {fact.id for fact in current}
     return [
-        replace(draft, id=None) if isinstance(draft, FactDraft) and str(draft.id) in foreign else draft
+        replace(draft, id=None)
+        if isinstance(draft, FactDraft) and isinstance(draft.id, str | uuid.UUID) and str(draft.id) in foreign
+        else draft
         for draft in drafts
     ]
 

@@ -22,6 +22,7 @@ from pgmem_core.formation.extracting import extract_session
 from pgmem_core.formation.leases import Due, Lease
 from pgmem_core.protocols import Vectors
 from pgmem_core.runtime import Runtime
+from pgmem_core.screening import error_text
 from pgmem_core.tiers import plain
 
 __all__ = ["FormReport", "Worker", "embed", "form", "form_tiers"]
@@ -134,8 +135,8 @@ def _form_session(rt: Runtime, held: Lease) -> Flow[FormReport]:
         yield from transact(leases.finish, held, formed=held.extracts, compacted=summarises, single=True)
     except StoreUnavailable:
         raise
-    except (PgmemError, ImportError) as exc:
-        message = f"{type(exc).__name__}: {exc}"
+    except Exception as exc:  # whatever it is, the other sessions go on, and this one's error can be seen
+        message = error_text(rt, exc)
         log.warning("session %r could not be formed: %s", held.session_id, message)
         yield from transact(leases.fail, held, error=message, single=True)
         return FormReport(facts=facts, episodes=episodes, errors={held.session_id: message})
@@ -173,7 +174,7 @@ def _embed_session(rt: Runtime, claimed: Claim) -> Flow[FormReport]:
     except StoreUnavailable:
         raise
     except (PgmemError, ImportError) as exc:
-        message = f"{type(exc).__name__}: {exc}"
+        message = error_text(rt, exc)
         log.warning("session %r could not be embedded: %s", claimed.session_id, message)
         yield from transact(embedding.fail, claimed, error=message, single=True)
         return FormReport(count, 0, {claimed.session_id: message})
@@ -332,8 +333,9 @@ class Worker:
             except EmbeddingError as exc:
                 self._errors[name] = str(exc)
                 wait = poll
-            except Exception as exc:
-                # The thread must outlive a database restart: it says so once and comes back, slower.
+            except BaseException as exc:
+                # The thread must outlive a database restart, and a model that raises CancelledError or SystemExit
+                # (Ctrl-C comes to the main thread alone): it says so once and comes back, slower.
                 if self._errors.get(name) is None:
                     log.warning("the worker could not reach its work and goes on trying: %s", exc)
                 self._errors[name] = f"{type(exc).__name__}: {exc}"

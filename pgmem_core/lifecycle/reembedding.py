@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from pgmem_core import items
 from pgmem_core.content import spoken
 from pgmem_core.database import moving
 from pgmem_core.database.connection import Connection
@@ -107,6 +108,7 @@ def reembed(
             # What was written up to the lock is seen in the next look, and it is the last.
         else:
             break
+    moved += yield from items.reembed(new, model, batch=batch)
     for other in others:
         yield from transact(moving.drop_online, other, single=True)
     yield from transact(_finish, model, single=True)

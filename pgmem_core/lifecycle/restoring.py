@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 
 from pgmem_core import screening
@@ -22,9 +22,9 @@ from pgmem_core.effects import Flow, transact
 from pgmem_core.encoding import decode_json, decode_text, encode_json
 from pgmem_core.errors import BadVector, DimensionMismatch, InvalidArgument, MissingExtra, PgmemError, WriteRefused
 from pgmem_core.flows import store_model
-from pgmem_core.folding import value_key
 from pgmem_core.importing import Problem, archive
 from pgmem_core.importing.archive import Archive, Row
+from pgmem_core.lifecycle.checking import check_row
 from pgmem_core.models.vectors import check_vector
 from pgmem_core.retrieval import lexical
 from pgmem_core.runtime import Runtime
@@ -154,7 +154,7 @@ def _batches(
         if not rows:
             kind, first = this, where
         try:
-            rows.append(row if rt.policy is None else _screened(rt, this, row))
+            rows.append(check_row(this, row if rt.policy is None else _screened(rt, this, row), datetime.now(UTC)))
         except (WriteRefused, InvalidArgument) as exc:
             on_problem(Problem(found.source.name, where, str(exc)))
             if isinstance(exc, WriteRefused):
@@ -172,8 +172,6 @@ def _screened(rt: Runtime, kind: str, row: Row) -> Row:
     if made.get("content") != row.get("content"):
         made.pop("vector", None)
     if kind == "fact":
-        if made["value"] != row["value"]:
-            made["value_key"] = "\\x" + value_key(decode_json(made["value"])).hex()
         made["evidence"] = [
             {**one, **{key: rt.screen(one[key], _ENTRY) for key in ("source", "quote") if one.get(key) is not None}}
             for one in row["evidence"]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from pgmem_core import InvalidArgument
+from pgmem_core import Authority, InvalidArgument
 from tests.fix_memory import Face, FakeEmbedder, Maker
+from tests.scripted import Scripted
+from tests.telling import Teller, Tellers
 
 BLANK = [
     "", " ", " \n", "\t\r\n", "\u200b", "\u200b \ufeff", "\u00a0", "\u3000", "\x00", "\u200e", "\u2800", "\u3164",
@@ -100,3 +104,43 @@ async def test_b13_a_tool_call_without_text_is_kept_in_history_and_never_embedde
     assert [found.content for found in await memory.search("weather in Lima", user_id="u1")] == ["weather in Lima?"]
     context = await session.compile_context("and now?")
     assert [message["tool_calls"] for message in context.messages if message.get("tool_calls")] == [[call]] * 4
+
+
+async def test_b13_a_blank_fact_is_none_whoever_states_it(make_memory: Maker) -> None:
+    said = "I like tea"
+    entries = [{"predicate": "likes", "value": blank, "turn": 1, "quote": said} for blank in BLANK[:6]]
+    entries += [{"predicate": blank, "value": "milk", "turn": 1, "quote": said} for blank in BLANK[:6]]
+    entries += [{"predicate": "likes", "value": f"cup {n}", "turn": 1, "quote": b} for n, b in enumerate(BLANK[:6])]
+    entries += [{"predicate": "likes", "value": "tea", "turn": 1, "quote": said}]
+    memory = await make_memory(model=Scripted(replies=[json.dumps({"facts": entries})]), summarizers=Tellers())
+    session = await memory.session.create("s", user_id="u1")
+    await session.add_turn("user", said)
+    await memory.form()
+    assert [fact.value for fact in await memory.facts(user_id="u1")] == ["tea"]
+    for blank in BLANK:
+        for call in (
+            session.observe("likes", blank, authority=Authority.user),
+            session.observe(blank, "milk", authority=Authority.user),
+            session.correct("likes", blank, authority=Authority.user),
+        ):
+            with pytest.raises(InvalidArgument):
+                await call
+    assert [fact.value for fact in await memory.facts(user_id="u1")] == ["tea"]
+
+
+async def test_b13_blank_summaries_are_errors_and_blank_turns_cost_no_summary(make_memory: Maker) -> None:
+    tellers = Tellers(Teller(lambda *given: "\u200b \n"))
+    memory = await make_memory(summarizers=tellers, extractor="patterns")
+    session = await memory.session.create("s", user_id="u1")
+    call = {"id": "c1", "name": "look", "args": {}}
+    await session.add_turn("user", "Hello!")
+    await session.add_turn("tool", "", tool_call_id="c0")
+    assert (await session.compact()).episodes == 0
+    assert tellers.episode.asked == []
+    await session.add_turn("assistant", None, tool_calls=[call])
+    await session.add_turn("tool", "\u200b", tool_call_id="c1")
+    await session.add_turn("user", "The walnut cake is for Ines and her two brothers in Braga")
+    report = await session.compact()
+    assert "blank" in report.error
+    assert await memory.search("walnut", user_id="u1", kind="episode") == []
+    assert len(await memory.search("walnut", user_id="u1")) == 1  # what was said is there
