@@ -167,7 +167,10 @@ class Consult:
     acall: Callable[[], Awaitable[Any]]
 
     def perform(self, database: Database) -> Any:
-        return self.call()
+        try:
+            return self.call()
+        except asyncio.CancelledError as exc:  # of a loop of the model's own: nothing here was cancelled
+            raise RuntimeError("it was cancelled from within") from exc
 
     async def aperform(self, database: Database) -> Any:
         return await self.acall()

@@ -5,8 +5,8 @@
 1. Characters that show nothing are removed: controls, format characters (joiners, bidi marks, tags), variation
    selectors, fillers, tatweel, marks that only underline or strike out. White space becomes one space.
 2. NFKC: composed and decomposed forms, full-width, mathematical, circled and superscript letters are one.
-3. Look-alikes. In a word that has Latin letters, a Cyrillic, Greek, Armenian or Cherokee letter becomes the Latin
-   one it looks like. A word without Latin letters becomes Latin only if its capitals all look so (Greek ΑΝΝΑ),
+3. Look-alikes. In a word that has Latin letters, a Cyrillic, Greek, Coptic, Armenian or Cherokee letter becomes the
+   Latin one it looks like. A word without Latin letters becomes Latin only if its capitals all look so (Greek ΑΝΝΑ),
    else it is a word of its own language and stays. Digits of every script are ASCII digits; between letters, 0
    is o and 1 is l, and a capital I between small letters is l (but not in Mc- and Mac-).
 4. Case is folded, dashes are `-`, quotation marks are `'`.
@@ -43,7 +43,7 @@ _WORD = re.compile(r"[^\W_]+")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:e[+-]?[0-9]{1,3})?")
 _LATIN = re.compile("[A-Za-z\u00c0-\u024f\u1e00-\u1eff]")
 _OTHER_SCRIPT = re.compile(
-    "[\u0370-\u058f\u1f00-\u1fff\u13a0-\u13ff\uab70-\uabbf\u1c80-\u1c8f\u2de0-\u2dff\ua640-\ua69f]"
+    "[\u0370-\u058f\u1f00-\u1fff\u13a0-\u13ff\uab70-\uabbf\u1c80-\u1c8f\u2c80-\u2cff\u2de0-\u2dff\ua640-\ua69f]"
 )
 
 
@@ -54,21 +54,25 @@ def _table(*pairs: tuple[str, str]) -> dict[int, str]:
     return made
 
 
+_CHEROKEE = "ᎪᏴᏟᎠᎬᏀᎻᏆᎫᏦᏞᎷᏢᏒᏚᎢᏙᎳᏃ"
 # After the "confusables" of Unicode Technical Standard 39, cut down to letters that a reader takes for Latin ones.
 _UPPER = _table(
     ("ΑΒΕΖΗΙΚΜΝΟΡΤΥΧϹͿ", "ABEZHIKMNOPTYXCJ"),
     ("АВЕЅІЈКМНОРСТУХҮԌԚԜԀҺӀЬѴ", "ABESIJKMHOPCTYXYGQWDHLBV"),
     ("ՕՏԼՍՀ", "OSLUH"),
-    ("ᎪᏴᏟᎠᎬᏀᎻᏆᎫᏦᏞᎷᏢᏒᏚᎢᏙᎳᏃ", "ABCDEGHIJKLMPRSTVWZ"),
+    (_CHEROKEE, "ABCDEGHIJKLMPRSTVWZ"),
+    ("ⲀⲂⲈⲎⲒⲔⲘⲚⲞⲢⲤⲦⲨⲬ", "ABEHIKMNOPCTYX"),
 )
 _MIXED = _UPPER | _table(
     ("αβγεηικνορστυχωϲϳς", "abyenikvopotuxwcjc"),
     ("авеѕіјкмнорстухүԍԛԝԁһӏьѵгп", "abesijkmhopctyxygqwdhlbvrn"),
     ("ёїЁЇ", "ëïËÏ"),
-    ("օսոհցյ", "ounhgj"),
+    ("օսոռհցյ", "ounnhgj"),
+    (_CHEROKEE.lower(), "abcdeghijklmprstvwz"),
+    ("ⲁⲃⲉⲏⲓⲕⲙⲛⲟⲣⲥⲧⲩⲭ", "abehikmnopctyx"),
 )
 _LATIN_ALIKE = _table(
-    ("ıȷɡɑɩʏ", "ijgaiy"),
+    ("ıȷɡɑɩʏ℮", "ijgaiye"),
     ("ᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡᴢ", "abcdefghijklmnoprstuvwz"),
     # Negative circled and negative squared capitals, which NFKC leaves alone.
     ("".join(map(chr, range(0x1F150, 0x1F16A))), "ABCDEFGHIJKLMNOPQRSTUVWXYZ"),
@@ -88,7 +92,7 @@ def strip_invisible(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     text = _SHOWS_NOTHING.sub("", text)
-    return "".join(char for char in text if char.isspace() or unicodedata.category(char) not in ("Cc", "Cf"))
+    return "".join(char for char in text if char.isspace() or unicodedata.category(char) not in ("Cc", "Cf", "Cs"))
 
 
 def fold_space(text: str) -> str:

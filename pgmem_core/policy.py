@@ -2,9 +2,10 @@
 
 A policy is a callable `policy(text, entry) -> str`: it returns the text to store, redacted or as it is, or raises
 `WriteRefused(reason)`. `entry` says what is being written: "turn" (content, blocks, tool calls, names, metadata),
-"query", "memory", "fact", "evidence", "execution", "session", "summary", "import", "store" or "review". It sees every
-string of a value, keys of mappings too, one at a time. Identifiers (ids of groups, users, sessions and subjects, keys
-of execution memory) are not texts: they name, and pass as they are.
+"query", "memory", "fact", "evidence", "execution", "session", "summary", "import", "store", "review", or "error" (what
+a model raised, kept with the session it failed on; where that is refused, its words are left out). It sees every string
+of a value, keys of mappings too, one at a time. Identifiers (ids of groups, users, sessions and subjects, keys of
+execution memory) are not texts: they name, and pass as they are.
 
 A policy is called in whichever thread writes, so it must be quick and safe to share. It fails closed: when it raises
 anything else, or returns no str, the write is refused as `ConfigurationError`.

@@ -23,6 +23,7 @@ __all__ = [
     "opposites",
     "related",
     "single_valued",
+    "value_named_by",
     "well_known",
 ]
 
@@ -77,6 +78,8 @@ _ALIASES = {
     }.items()
     for alias in aliases.split()
 }
+# A yes to these names a value of the other: "is_vegan: true" is a diet, and the diet is no "true".
+_VALUES = {"is_vegan": "vegan", "is_vegetarian": "vegetarian"}
 _OPPOSITES = {
     "likes": ("dislikes",),
     "dislikes": ("likes",),
@@ -119,6 +122,11 @@ def canonical(predicate: str) -> str:
     for owner in ("user.", "person."):
         predicate = predicate.removeprefix(owner)
     return _ALIASES.get(predicate, predicate)
+
+
+def value_named_by(predicate: str) -> str | None:
+    """Return the value that a normalised predicate itself names: "vegan" for `is_vegan`; None for most."""
+    return _VALUES.get(predicate)
 
 
 def well_known(predicate: str) -> bool | None:

@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 # Of the best score. On LoCoMo it keeps 7.3 of 8 items and costs 0.006 of recall@8 (0.5: 0.020); in a small store,
 # where everything is a candidate, it is what leaves the chit-chat out.
 _LEAST_SHARE = 0.45
+# Writes waiting beside the turn (a locked row, a slow database) from which on prompts are not logged: an entry holds
+# its prompt, 30 kB at the default budget.
+_MOST_BEHIND = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +234,9 @@ def _log(
     if turn_id is None or not any(
         item.kind != "turn" or tier != "working" for tier, section in result.sections.items() for item in section.items
     ):
+        return
+    if rt.behind >= _MOST_BEHIND:
+        log.warning("a prompt of session %r is not logged: %d writes wait already", result.session_id, rt.behind)
         return
     messages = [dict(message) for message in result.messages]  # the caller may change those it was given
     lengths = {context.external_id(text): len(text) for text in request.injected_context}

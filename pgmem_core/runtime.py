@@ -81,6 +81,7 @@ class Runtime:
         self._lock = threading.Lock()
         self._beside: ThreadPoolExecutor | None = None
         self._aside: ThreadPoolExecutor | None = None
+        self._behind = 0
         self._pid = os.getpid()
         self.wake: Callable[[], None] = lambda: None
         self.uncounted: dict[tuple[str, str], int] = {}  # records added since their scope was counted
@@ -205,8 +206,19 @@ class Runtime:
                 # One thread, so writes keep their order. The interpreter waits for it at exit.
                 self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pgmem-beside")
             future = self._beside.submit(work)
+            self._behind += 1
         future.add_done_callback(_log_failure)
+        future.add_done_callback(self._one_less)
         return future
+
+    @property
+    def behind(self) -> int:
+        """How many works wait beside the turn, the one under way included."""
+        return self._behind
+
+    def _one_less(self, future: Future[Any]) -> None:
+        with self._lock:
+            self._behind = max(0, self._behind - 1)
 
     def aside(self, work: Callable[[], Any]) -> Future[Any]:
         """Run work that may take minutes on a thread of its own, so that no write waits behind it. Work that has not
@@ -235,6 +247,7 @@ class Runtime:
             self._pid = os.getpid()
             self._lock = threading.Lock()
             self._beside = self._aside = None
+            self._behind = 0
             self._pending = {}  # the parent's to write
 
 

@@ -15,8 +15,9 @@ from pgmem_core.ids import new_id
 from pgmem_core.policy import refusal
 from pgmem_core.runtime import Runtime
 from pgmem_core.tiers import refusals
+from pgmem_core.types import SubjectRef
 
-__all__ = ["record", "screen_drafts", "screen_rows", "screen_value", "screened"]
+__all__ = ["error_text", "record", "screen_drafts", "screen_rows", "screen_value", "screened"]
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,9 @@ def screen_drafts(rt: Runtime, tenant_id: str, drafts: Sequence[object]) -> Flow
         if not isinstance(draft, FactDraft):
             continue  # nothing else becomes a fact
         try:
-            if draft.subject is not None and rt.screen(draft.subject.identifier, "fact") != draft.subject.identifier:
+            if isinstance(draft.subject, SubjectRef) and (
+                rt.screen(draft.subject.identifier, "fact") != draft.subject.identifier
+            ):
                 raise refusal("the name of its subject would be changed", draft.subject.identifier, "fact")
             kept.append(replace(draft, **{name: rt.screen(getattr(draft, name), "fact") for name in _DRAFT_TEXTS}))
         except WriteRefused as exc:
@@ -107,6 +110,14 @@ def screen_drafts(rt: Runtime, tenant_id: str, drafts: Sequence[object]) -> Flow
 
 
 _DRAFT_TEXTS = tuple(one.name for one in fields(FactDraft) if one.name in ("predicate", "value", "replaces", "quote"))
+
+
+def error_text(rt: Runtime, exc: BaseException) -> str:
+    """Return an error as it may be kept and logged: a model's may quote what it was given, or with which key."""
+    try:
+        return str(rt.screen(f"{type(exc).__name__}: {exc}", "error"))
+    except PgmemError:
+        return f"{type(exc).__name__} (the write policy refused its words)"
 
 
 def record(rt: Runtime, tenant_id: str, refused: Sequence[WriteRefused]) -> Flow[None]:

@@ -11,6 +11,7 @@ import uuid
 from typing import Any
 
 from pgmem_core.database.connection import Connection
+from pgmem_core.tiers import review
 from pgmem_core.types import SubjectRef
 
 __all__ = ["Counts", "session", "subject", "turn", "user"]
@@ -33,7 +34,8 @@ def user(conn: Connection, tenant_id: str, user_id: str, own: SubjectRef) -> tup
             ORDER BY session_id FOR UPDATE""",
         who,
     )
-    more = _of_sessions(conn, tenant_id, [row[0] for row in sessions])
+    who["sessions"] = [row[0] for row in sessions]
+    more = _of_sessions(conn, tenant_id, who["sessions"])
     subjects = conn.query(
         f"""SELECT subject_id FROM {schema}.subjects
             WHERE tenant_id = %(tenant)s AND (owner = %(user)s OR (kind = %(kind)s AND identifier = %(identifier)s))
@@ -41,6 +43,7 @@ def user(conn: Connection, tenant_id: str, user_id: str, own: SubjectRef) -> tup
         who,
     )
     who["subjects"] = [row[0] for row in subjects]
+    decided = review.forget(conn, tenant_id, who["subjects"])
     more["tombstones"] = _delete(conn, "tombstones", "subject_id = ANY (%(subjects)s)", who)
     injections = _delete(conn, "injections", "user_id = %(user)s", who)
     [(erased, counts)] = conn.query(
@@ -48,15 +51,17 @@ def user(conn: Connection, tenant_id: str, user_id: str, own: SubjectRef) -> tup
               ARRAY(SELECT id FROM {schema}.records WHERE tenant_id = %(tenant)s AND user_id = %(user)s),
               ARRAY(SELECT fact_id FROM {schema}.facts WHERE tenant_id = %(tenant)s
                     AND (user_id = %(user)s OR subject_id = ANY (%(subjects)s))),
-              true)""",
+              true, %(sessions)s)""",
         who,
     )
+    counts["decisions"] += decided
     counts["injections"] += injections
     counts["narratives"] += _delete(conn, "narratives", "user_id = %(user)s", who)
     counts["record_history"] += _delete(conn, "record_history", "user_id = %(user)s", who)
     counts["subjects"] += _delete(conn, "subjects", "subject_id = ANY (%(subjects)s)", who)
     _delete(conn, "scope_stats", "level = 'user' AND user_id = %(user)s", who)
-    more["sessions"] = _delete(conn, "sessions", "user_id = %(user)s", who)
+    # Those that are locked: one that was begun meanwhile holds turns that were not seen above.
+    more["sessions"] = _delete(conn, "sessions", "session_id = ANY (%(sessions)s)", who)
     return int(erased), counts | more
 
 
@@ -94,7 +99,7 @@ def session(
                       LEFT JOIN {schema}.records r ON r.tenant_id = e.tenant_id AND r.id = e.turn_id
                       WHERE e.tenant_id = %(tenant)s AND e.fact_id = f.fact_id
                         AND (r.session_id = %(session)s OR {_CALLED}) IS NOT true)),
-              %(calls)s)""",
+              %(calls)s, ARRAY[%(session)s])""",
         where | {"calls": calls},
     )
     counts["injections"] += injections
@@ -103,11 +108,13 @@ def session(
 
 
 def turn(conn: Connection, tenant_id: str, record_id: uuid.UUID) -> Counts:
-    """Erase one turn (or any other record), by its id or the one its caller gave it."""
+    """Erase one turn (or any other record), by its id or the one its caller gave it. Of a turn that was pruned goes
+    what is left of it in evidence."""
     [(counts,)] = conn.query(
         f"""SELECT counts FROM {conn.schema}.erase(%(tenant)s,
               ARRAY(SELECT id FROM {conn.schema}.records
-                    WHERE tenant_id = %(tenant)s AND (id = %(id)s OR alias_id = %(id)s)),
+                    WHERE tenant_id = %(tenant)s AND (id = %(id)s OR alias_id = %(id)s)
+                    UNION SELECT %(id)s),
               NULL, true)""",
         {"tenant": tenant_id, "id": record_id},
     )
@@ -127,6 +134,7 @@ def subject(conn: Connection, tenant_id: str, about: SubjectRef) -> Counts:
         name,
     )
     of = {"tenant": tenant_id, "subjects": [row[0] for row in rows]}
+    decided = review.forget(conn, tenant_id, of["subjects"])
     buried = _delete(conn, "tombstones", "subject_id = ANY (%(subjects)s)", of)
     [(counts,)] = conn.query(
         f"""SELECT counts FROM {conn.schema}.erase(%(tenant)s, NULL,
@@ -135,6 +143,7 @@ def subject(conn: Connection, tenant_id: str, about: SubjectRef) -> Counts:
               true)""",
         of,
     )
+    counts["decisions"] += decided
     counts["subjects"] += _delete(conn, "subjects", "subject_id = ANY (%(subjects)s)", of)
     return {**counts, "tombstones": buried}
 

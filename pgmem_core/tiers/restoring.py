@@ -185,6 +185,15 @@ def turns(conn: Connection, tenant: str, columns: Columns, turns: Sequence[Index
             f"session {taken[0]['session_id']!r} has another turn {taken[0]['seq']} here than in the file: it has gone"
             " on in both places; import into another group"
         )
+    fresh = [one.row for one in todo if one.row["id"] in made]
+    conn.query(
+        # An export has them; without, the session would come to a place that is taken, and take no more turns.
+        f"""UPDATE {conn.schema}.sessions s SET last_seq = f.last
+            FROM (SELECT session_id, max(seq) AS last
+                  FROM unnest(%(ids)s::text[], %(seqs)s::bigint[]) AS u (session_id, seq) GROUP BY session_id) f
+            WHERE s.tenant_id = %(tenant)s AND s.session_id = f.session_id AND s.last_seq < f.last""",
+        {"tenant": tenant, "ids": [row["session_id"] for row in fresh], "seqs": [row["seq"] for row in fresh]},
+    )
     late = [one.row for one in todo if one.row["id"] in made and one.vector is None]
     conn.query(
         # Where a worker is at the session, its lease ends: it would step over these.

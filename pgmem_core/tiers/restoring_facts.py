@@ -6,11 +6,12 @@ A value that was rejected here stays dead, and a fact that is not what is believ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 
 from pgmem_core.database.connection import Connection, jsonb
 from pgmem_core.tiers import erasures
-from pgmem_core.tiers.erasures import Said
+from pgmem_core.tiers.erasures import Key, Said
 from pgmem_core.tiers.restoring import Columns, Done, Row, allowed_of, insert, instant
 from pgmem_core.types import SubjectRef
 
@@ -26,9 +27,9 @@ def facts(conn: Connection, tenant: str, columns: Columns, rows: Sequence[Row]) 
         for row, subject in zip(rows, about, strict=True)
     ]
     allowed, lost = allowed_of(conn, tenant, said)
-    told = {one["turn_id"] for i in allowed for one in rows[i]["evidence"] if one.get("turn_id")}
-    gone = {one for _, one in erasures.erased_at(conn, tenant, [("turn", turn) for turn in told])}
-    kept = {i: [one for one in rows[i]["evidence"] if one.get("turn_id") not in gone] for i in allowed}
+    cited = {key for i in allowed for one in rows[i]["evidence"] for key in _cited(one)}
+    gone = erasures.erased_at(conn, tenant, cited)
+    kept = {i: [one for one in rows[i]["evidence"] if not _is_gone(one, gone)] for i in allowed}
     lost += tuple(i for i in allowed if rows[i]["evidence"] and not kept[i])
     allowed = [i for i in allowed if i not in lost]
     _lock_subjects(conn, tenant, columns, [rows[i]["subject"] for i in allowed])
@@ -45,7 +46,7 @@ def facts(conn: Connection, tenant: str, columns: Columns, rows: Sequence[Row]) 
     dead = [row for row in fresh if _believed(row) and _grave(row) in graves]
     _hit(conn, tenant, dead)
     todo = [row for row in fresh if not (_believed(row) and _grave(row) in graves)]
-    made = set(insert(conn, tenant, "facts", columns, todo, "fact_id"))
+    made = set(insert(conn, tenant, "facts", columns, todo, "fact_id", where=_nothing_else_holds(conn)))
     # What is left meets a belief of this store's own: the same value, which it has then, or another one.
     against = [{**row, "status": "contested"} for row in todo if row["fact_id"] not in made]
     contested = set(insert(conn, tenant, "facts", columns, against, "fact_id"))
@@ -55,6 +56,30 @@ def facts(conn: Connection, tenant: str, columns: Columns, rows: Sequence[Row]) 
     ]  # fmt: skip
     _evidence(conn, tenant, evidence)
     return Done(len(made), len(known) + len(against) - len(contested), len(dead), len(contested), lost)
+
+
+def _cited(evidence: Row) -> Iterator[Key]:
+    """Yield the turns, and the session of a pruned one, that evidence leads to."""
+    for turn in (evidence.get("turn_id"), evidence.get("gone_turn")):
+        if turn:
+            yield "turn", turn
+    if evidence.get("gone_session"):
+        yield "session", evidence["gone_session"]
+
+
+def _is_gone(evidence: Row, erased: Mapping[Key, datetime]) -> bool:
+    said = instant(evidence.get("recorded_at"))
+    return any(key in erased and (key[0] == "turn" or said is None or said <= erased[key]) for key in _cited(evidence))
+
+
+def _nothing_else_holds(conn: Connection) -> str:
+    """Return the condition that no other value of one at a time stands here for the time of fact `r`: an end that is
+    still to come escapes the unique index."""
+    return f"""NOT (r.single_valued AND r.status = 'accepted' AND r.superseded_at = 'infinity' AND EXISTS (
+        SELECT FROM {conn.schema}.facts f
+        WHERE f.tenant_id = %(tenant)s AND f.subject_id = r.subject_id AND f.predicate = r.predicate
+          AND f.value_key <> r.value_key AND f.single_valued AND f.status = 'accepted' AND f.superseded_at = 'infinity'
+          AND f.valid_from < r.valid_to AND r.valid_from < f.valid_to))"""
 
 
 def _subject(row: Row) -> SubjectRef:
@@ -113,11 +138,13 @@ def _hit(conn: Connection, tenant: str, rows: Sequence[Row]) -> None:
 
 def _evidence(conn: Connection, tenant: str, rows: Sequence[Row]) -> None:
     conn.query(
-        f"""INSERT INTO {conn.schema}.evidence (tenant_id, evidence_id, fact_id, turn_id, source, quote, recorded_at)
+        f"""INSERT INTO {conn.schema}.evidence (tenant_id, evidence_id, fact_id, turn_id, source, quote, recorded_at,
+              gone_turn, gone_session)
             SELECT %(tenant)s, e.evidence_id, e.fact_id, t.id,
                    CASE WHEN e.turn_id IS NULL THEN e.source
                         WHEN t.id IS NULL THEN 'turn ' || e.turn_id || ', which was not imported' END,
-                   e.quote, e.recorded_at
+                   e.quote, e.recorded_at, CASE WHEN t.id IS NULL THEN coalesce(e.turn_id, e.gone_turn) END,
+                   e.gone_session
             FROM jsonb_populate_recordset(NULL::{conn.schema}.evidence, %(rows)s) e
             LEFT JOIN {conn.schema}.records t ON t.tenant_id = %(tenant)s AND t.id = e.turn_id
             ORDER BY e.evidence_id ON CONFLICT DO NOTHING""",

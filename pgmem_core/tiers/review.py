@@ -20,7 +20,7 @@ from pgmem_core.predicates import opposites
 from pgmem_core.tiers import beliefs
 from pgmem_core.types import Authority, SubjectRef
 
-__all__ = ["Target", "lift", "record", "rejected", "target", "uncertain"]
+__all__ = ["Target", "forget", "lift", "record", "rejected", "target", "uncertain"]
 
 _HANDLE = "md5(t.subject_id::text || t.predicate || encode(t.value_key, 'hex'))::uuid"
 
@@ -95,6 +95,20 @@ def record(
             "note": None if note is None else encode_text(note),
         },
     )  # fmt: skip
+
+
+def forget(conn: Connection, tenant: str, subjects: Sequence[uuid.UUID]) -> int:
+    """Delete what was decided about rejected values that nobody had claimed, before their tombstones go; return how
+    many decisions those were. Those about facts go with the facts."""
+    [(count,)] = conn.query(
+        f"""WITH gone AS (
+              DELETE FROM {conn.schema}.decisions d USING {conn.schema}.tombstones t
+              WHERE d.tenant_id = %(tenant)s AND t.tenant_id = %(tenant)s AND t.subject_id = ANY (%(subjects)s)
+                AND d.fact_id = {_HANDLE} RETURNING 1)
+            SELECT count(*) FROM gone""",
+        {"tenant": tenant, "subjects": list(subjects)},
+    )
+    return int(count)
 
 
 # -- what there is to decide -------------------------------------------------------------------------------------

@@ -332,10 +332,10 @@ class _Writer:
         rows = self._conn.query(
             f"""INSERT INTO {self._conn.schema}.facts (tenant_id, fact_id, subject_id, user_id, session_id, predicate,
                   value, value_key, single_valued, authority, confidence, status, valid_from, valid_to, recorded_at,
-                  last_confirmed_at, confirmations)
+                  last_confirmed_at, confirmations, expires_at)
                 SELECT tenant_id, %(copy)s, subject_id, user_id, session_id, predicate, value, value_key, single_valued,
                   authority, confidence, status, valid_from, %(to)s::timestamptz, %(at)s, last_confirmed_at,
-                  confirmations
+                  confirmations, CASE WHEN expires_at < %(to)s::timestamptz THEN expires_at END
                 FROM {self._conn.schema}.facts
                 WHERE tenant_id = %(tenant)s AND fact_id = %(id)s AND valid_from < %(to)s::timestamptz
                 RETURNING user_id, session_id, subject_id, predicate, value, status, valid_to, last_confirmed_at""",
@@ -345,8 +345,9 @@ class _Writer:
             return str(fact)
         self._conn.query(
             f"""INSERT INTO {self._conn.schema}.evidence (tenant_id, evidence_id, fact_id, turn_id, source, quote,
-                  recorded_at)
-                SELECT tenant_id, gen_random_uuid(), %(copy)s, turn_id, source, quote, recorded_at
+                  recorded_at, gone_turn, gone_session)
+                SELECT tenant_id, gen_random_uuid(), %(copy)s, turn_id, source, quote, recorded_at, gone_turn,
+                  gone_session
                 FROM {self._conn.schema}.evidence WHERE tenant_id = %(tenant)s AND fact_id = %(id)s""",
             {"tenant": self._tenant, "id": fact, "copy": copy},
         )

@@ -53,6 +53,8 @@ CREATE TABLE evidence (
     source      text,                    -- … or somebody else's record
     quote       text,
     recorded_at timestamptz NOT NULL,
+    gone_turn    uuid,                   -- the source is a turn that was pruned, or not imported …
+    gone_session text,                   -- … of this session: who forgets it forgets the quote
     PRIMARY KEY (tenant_id, evidence_id),
     FOREIGN KEY (tenant_id, fact_id) REFERENCES facts (tenant_id, fact_id) ON DELETE CASCADE,
     FOREIGN KEY (tenant_id, turn_id) REFERENCES records (tenant_id, id) ON DELETE CASCADE,
@@ -60,6 +62,8 @@ CREATE TABLE evidence (
 );
 CREATE INDEX evidence_of_fact ON evidence (tenant_id, fact_id);
 CREATE INDEX evidence_of_turn ON evidence (tenant_id, turn_id) WHERE turn_id IS NOT NULL;
+CREATE INDEX evidence_of_gone_turn ON evidence (tenant_id, gone_turn) WHERE gone_turn IS NOT NULL;
+CREATE INDEX evidence_of_gone_session ON evidence (tenant_id, gone_session) WHERE gone_session IS NOT NULL;
 
 CREATE TABLE tombstones (                -- values called wrong: they stay dead
     tenant_id  text NOT NULL,

@@ -29,6 +29,7 @@ $$;
 CREATE FUNCTION erase(
     p_tenant text, p_records uuid[], p_facts uuid[],
     p_history boolean,                   -- also the events of their history, not only the texts
+    p_sessions text[] DEFAULT '{}',      -- also what rested on turns of these that were pruned
     OUT erased bigint,                   -- how many of p_records there were
     OUT counts jsonb                     -- rows by kind
 ) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
@@ -36,8 +37,9 @@ CREATE FUNCTION erase(
 DECLARE
     r          record;
     v_records  uuid[];  v_facts uuid[];  v_resting uuid[];  v_episodes uuid[];  v_subjects uuid[];  v_users text[];
-    v_more     uuid[];  v_sessions text[];  v_firsts bigint[];
+    v_more     uuid[];  v_quotes uuid[];  v_sessions text[];  v_firsts bigint[];
     v_since    timestamptz;
+    v_locked   boolean := false;
     n          bigint;
     n_turns bigint := 0;  n_episodes bigint := 0;  n_others bigint := 0;  n_vectors bigint := 0;  n_postings bigint := 0;
     n_facts bigint;  n_evidence bigint;  n_decisions bigint;  n_subjects bigint;  n_history bigint := 0;
@@ -64,27 +66,27 @@ BEGIN
         JOIN episode_turns e ON e.tenant_id = p_tenant AND e.turn_id = t.id);
     v_records := ARRAY(SELECT unnest(p_records) UNION SELECT unnest(v_episodes));
 
-    v_resting := ARRAY(SELECT DISTINCT x.fact_id FROM evidence x
-                       WHERE x.tenant_id = p_tenant AND x.turn_id = ANY (v_records));
-    v_subjects := ARRAY(SELECT DISTINCT f.subject_id FROM facts f
-                        WHERE f.tenant_id = p_tenant AND f.fact_id = ANY (p_facts || v_records || v_resting));
-    PERFORM FROM subjects s WHERE s.tenant_id = p_tenant AND s.subject_id = ANY (v_subjects)
-    ORDER BY s.subject_id FOR UPDATE;
-    PERFORM FROM records o WHERE o.tenant_id = p_tenant AND o.id = ANY (v_records) ORDER BY o.id FOR UPDATE;
-    -- Nothing new can rest on locked records; what came to do so meanwhile is about these.
-    v_resting := ARRAY(SELECT DISTINCT x.fact_id FROM evidence x
-                       WHERE x.tenant_id = p_tenant AND x.turn_id = ANY (v_records));
-    v_more := ARRAY(SELECT DISTINCT f.subject_id FROM facts f
-                    WHERE f.tenant_id = p_tenant AND f.fact_id = ANY (v_resting) AND f.subject_id <> ALL (v_subjects));
-    IF cardinality(v_more) > 0 THEN
+    v_subjects := '{}';
+    LOOP                                 -- until nothing has come to rest on them while a lock was waited for
+        v_quotes := ARRAY(SELECT x.evidence_id FROM evidence x
+                          WHERE x.tenant_id = p_tenant AND (x.turn_id = ANY (v_records) OR x.gone_turn = ANY (p_records)
+                                                            OR x.gone_session = ANY (p_sessions)));
+        v_resting := ARRAY(SELECT DISTINCT x.fact_id FROM evidence x
+                           WHERE x.tenant_id = p_tenant AND x.evidence_id = ANY (v_quotes));
+        v_more := ARRAY(SELECT DISTINCT f.subject_id FROM facts f
+                        WHERE f.tenant_id = p_tenant AND f.fact_id = ANY (p_facts || v_records || v_resting)
+                          AND f.subject_id <> ALL (v_subjects));
+        EXIT WHEN v_locked AND cardinality(v_more) = 0;
         PERFORM FROM subjects s WHERE s.tenant_id = p_tenant AND s.subject_id = ANY (v_more)
         ORDER BY s.subject_id FOR UPDATE;
         v_subjects := v_subjects || v_more;
-    END IF;
+        PERFORM FROM records o WHERE o.tenant_id = p_tenant AND o.id = ANY (v_records) ORDER BY o.id FOR UPDATE;
+        v_locked := true;
+    END LOOP;
     SELECT count(*) INTO erased FROM records o WHERE o.tenant_id = p_tenant AND o.id = ANY (p_records);
 
     -- A fact without evidence leads nowhere, also in another user's memory.
-    DELETE FROM evidence x WHERE x.tenant_id = p_tenant AND x.turn_id = ANY (v_records);
+    DELETE FROM evidence x WHERE x.tenant_id = p_tenant AND x.evidence_id = ANY (v_quotes);
     GET DIAGNOSTICS n_evidence = ROW_COUNT;
     v_facts := ARRAY(
         SELECT f.fact_id FROM facts f WHERE f.tenant_id = p_tenant AND f.fact_id = ANY (p_facts || v_records)
@@ -244,7 +246,8 @@ BEGIN
                 SELECT FROM evidence e WHERE e.tenant_id = p_tenant AND e.turn_id = u.id));
         ELSE
             UPDATE evidence e SET turn_id = NULL,
-                source = 'turn ' || e.turn_id || ' of session ' || s.session_id || ', pruned'
+                source = 'turn ' || e.turn_id || ' of session ' || s.session_id || ', pruned',
+                gone_turn = e.turn_id, gone_session = s.session_id
             WHERE e.tenant_id = p_tenant AND e.turn_id = ANY (v_ids);
             GET DIAGNOSTICS n = ROW_COUNT;
             unlinked := unlinked + n;

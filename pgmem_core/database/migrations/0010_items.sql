@@ -395,10 +395,10 @@ BEGIN
                0.65::float8 * near.lexical + 0.35::float8 * CASE
                    WHEN near.nearness IS NULL THEN near.lexical    -- never embedded: judged by its words
                    WHEN v_most = v_least THEN CASE WHEN near.nearness >= v_most THEN 1 ELSE 0 END
-                   ELSE (near.nearness - v_least) / (v_most - v_least) END AS score
-        FROM near ORDER BY score DESC, near.id LIMIT p_limit OFFSET p_offset
+                   ELSE greatest(0, (near.nearness - v_least) / (v_most - v_least)) END AS score, near.nearness
+        FROM near ORDER BY score DESC, near.nearness DESC NULLS LAST, near.id LIMIT p_limit OFFSET p_offset
     )
-    SELECT i.namespace, i.key, i.value, i.created_at, i.updated_at, i.id, i.ttl_minutes IS NOT NULL,
-           greatest(b.score, 0)
-    FROM best b JOIN items i ON i.tenant_id = p_tenant AND i.id = b.id ORDER BY b.score DESC, b.id;
+    SELECT i.namespace, i.key, i.value, i.created_at, i.updated_at, i.id, i.ttl_minutes IS NOT NULL, b.score
+    FROM best b JOIN items i ON i.tenant_id = p_tenant AND i.id = b.id
+    ORDER BY b.score DESC, b.nearness DESC NULLS LAST, b.id;
 END $$;
