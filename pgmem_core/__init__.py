@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from pgmem_core.client import AsyncPgMem, PgMem
     from pgmem_core.errors import (
         BadVector,
+        Busy,
         ConfigurationError,
         Conflict,
         DimensionMismatch,
@@ -64,6 +65,7 @@ __all__ = [
     "Authority",
     "BadVector",
     "BundledEmbedder",
+    "Busy",
     "ChainExtractor",
     "CompactReport",
     "CompiledContext",
@@ -120,7 +122,7 @@ __all__ = [
 _HOMES = {
     "pgmem_core.client": "AsyncPgMem PgMem",
     "pgmem_core.errors": (
-        "BadVector ConfigurationError Conflict DimensionMismatch EmbeddingError ExtractionError "
+        "BadVector Busy ConfigurationError Conflict DimensionMismatch EmbeddingError ExtractionError "
         "InvalidArgument InvalidFilter MissingExtra NotFound PermissionDenied PgmemError "
         "SchemaError StoreUnavailable WriteRefused"
     ),

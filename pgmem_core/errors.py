@@ -15,6 +15,7 @@
     ├── ExtractionError         a model's reply could not be turned into memory
     ├── NotFound                no such session, turn or memory in this scope
     ├── Conflict                an id is already in use by something else
+    ├── Busy                    another transaction holds what is needed; try again
     ├── WriteRefused            the write policy refused a text
     └── StoreUnavailable        Postgres could not be reached, or the connection was lost
 
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 __all__ = [
     "BadVector",
+    "Busy",
     "ConfigurationError",
     "Conflict",
     "DimensionMismatch",
@@ -93,6 +95,10 @@ class NotFound(PgmemError, LookupError):
 
 class Conflict(PgmemError):
     """The id exists already and belongs to something else."""
+
+
+class Busy(PgmemError):
+    """Another transaction held a lock for longer than was waited; the same call may work a moment later."""
 
 
 class StoreUnavailable(PgmemError, ConnectionError):

@@ -137,7 +137,9 @@ class Verbs:
         ), self._rt.database)  # fmt: skip
 
     @overload
-    def history(self, target: str | uuid.UUID, *, group_id: str = "default") -> list[dict[str, Any]]: ...
+    def history(
+        self, target: str | uuid.UUID, *, group_id: str = "default", user_id: str | None = None
+    ) -> list[dict[str, Any]]: ...
 
     @overload
     def history(
@@ -163,7 +165,7 @@ class Verbs:
         """
         if isinstance(target, SubjectRef):
             return run(believing.history(self._rt, group_id, target, predicate, user_id), self._rt.database)
-        return run(asking.history(self._rt, group_id, target), self._rt.database)
+        return run(asking.history(self._rt, group_id, target, user_id), self._rt.database)
 
 
 class AsyncVerbs:
@@ -271,7 +273,9 @@ class AsyncVerbs:
         ), self._rt.database)  # fmt: skip
 
     @overload
-    async def history(self, target: str | uuid.UUID, *, group_id: str = "default") -> list[dict[str, Any]]: ...
+    async def history(
+        self, target: str | uuid.UUID, *, group_id: str = "default", user_id: str | None = None
+    ) -> list[dict[str, Any]]: ...
 
     @overload
     async def history(
@@ -293,4 +297,4 @@ class AsyncVerbs:
     ) -> list[dict[str, Any]] | list[Fact]:
         if isinstance(target, SubjectRef):
             return await arun(believing.history(self._rt, group_id, target, predicate, user_id), self._rt.database)
-        return await arun(asking.history(self._rt, group_id, target), self._rt.database)
+        return await arun(asking.history(self._rt, group_id, target, user_id), self._rt.database)

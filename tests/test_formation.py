@@ -20,6 +20,7 @@ from pgmem_core.facts import Fact, FactDraft
 from pgmem_core.formation import worker
 from pgmem_core.types import Turn
 from tests.fix_memory import Face, Maker
+from tests.telling import Tellers
 
 ROOT = Path(__file__).parents[1]
 Reader = Callable[[Turn, Sequence[Fact]], list[FactDraft]]
@@ -444,3 +445,55 @@ def test_a_worker_killed_at_any_step_boundary_repeats_nothing(dsn: str) -> None:
         bare = conn.execute("SELECT count(*) FROM pgmem.records WHERE model IS NULL AND content <> 'Noted.'").fetchone()
     assert behind == (0,)
     assert bare == (0,)
+
+
+async def test_what_an_edited_turn_no_longer_says_is_believed_no_longer(make_memory: Maker) -> None:
+    memory = await make_memory(extractor="patterns")
+    session = await memory.session.open("s1", user_id="u1")
+    turn = await session.add_turn("user", "I live in Porto. My name is Ada Byron.")
+    await session.add_turn("user", "I work at Cedar Ltd.")
+    await memory.form()
+    stated = await session.observe("plan", "annual", authority="user", evidence=turn)
+    await memory.update(turn.id, "I live in Braga. My name is Ada Byron.")
+    assert {fact.value for fact in await memory.facts(user_id="u1")} == {"Ada Byron", "Cedar Ltd", "annual"}
+    assert "Porto" not in json.dumps(
+        (await session.compile_context("where do I live?")).sections["semantic"].items, default=str
+    )
+    await memory.form()
+    assert {fact.value for fact in await memory.facts(user_id="u1")} == {"Braga", "Ada Byron", "Cedar Ltd", "annual"}
+    rows = await memory.history(SubjectRef("user", "u1"), "lives_in")
+    assert [(row.value, row.superseded_at is None) for row in rows] == [("Porto", False), ("Braga", True)]
+    assert await memory.facts(user_id="u1", known_at=stated.recorded_at) != await memory.facts(user_id="u1")
+    assert len(await memory.history(turn.id, user_id="u1")) == 2
+    assert await memory.history(turn.id, user_id="u2") == []
+
+
+async def test_summaries_do_not_wait_for_a_batch_that_no_model_reads(make_memory: Maker) -> None:
+    def unread(turn: Turn, known: Sequence[Fact]) -> list[FactDraft]:
+        raise ExtractionError("the content filter said no")
+
+    memory = await make_memory(extractor=Told(unread), summarizers=Tellers())
+    session = await memory.session.open("s1", user_id="u1")
+    await session.add_turns([{"role": "user", "content": f"We spoke at length about matter {i}."} for i in range(30)])
+    await memory.session.end("s1")
+    report = await memory.form()
+    assert "content filter" in report.errors["s1"]
+    assert report.episodes == 1
+
+
+async def test_an_answer_outlives_a_lock(make_memory: Maker, dsn: str) -> None:
+    extractor = Told(diet)
+    memory = await make_memory(extractor=extractor)
+    session = await memory.session.open("s1", user_id="u1")
+    await session.observe("likes", "tea", authority="user")
+    await session.add_turn("user", "I'm vegan")
+    with psycopg.connect(dsn) as conn:
+        conn.execute("SELECT FROM pgmem.subjects FOR UPDATE")
+        waiting = asyncio.create_task(memory.form())
+        while not extractor.asked:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)  # longer than a lock is waited for
+        written = await session.add_turn("assistant", "Noted.")  # the session's row was let go
+        assert written.seq == 2
+    assert (await waiting).facts == 1
+    assert len(extractor.asked) == 1 or extractor.asked[1][-1] == "Noted."

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from sqlalchemy import Connection as SAConnection
 from sqlalchemy import URL, Engine, create_engine, event, make_url
+from sqlalchemy import Connection as SAConnection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection as SAAsyncConnection

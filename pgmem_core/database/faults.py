@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 
 from pgmem_core.errors import (
+    Busy,
     ConfigurationError,
     Conflict,
     DimensionMismatch,
@@ -46,6 +47,8 @@ def translate(error: Any, address: str, *, lost: bool = False) -> PgmemError:
         fault = StoreUnavailable(f"another write stored the same ids at the same moment: {primary}; write again")
         fault.retry = True  # type: ignore[attr-defined]
         return fault
+    if state == "55P03":
+        return Busy(f"another transaction holds a lock for longer than was waited: {primary}; try again")
     if state in _AUTH or "password authentication failed" in primary or "no password supplied" in primary:
         return ConfigurationError(f"Postgres at {address} refused the login: {primary}")
     if state == "3D000" or ('database "' in primary and "does not exist" in primary):

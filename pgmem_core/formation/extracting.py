@@ -14,8 +14,8 @@ from datetime import datetime
 from pgmem_core import screening
 from pgmem_core.changes import Reconciled
 from pgmem_core.database.connection import Connection
-from pgmem_core.effects import Flow, consult, transact
-from pgmem_core.errors import ExtractionError, PgmemError
+from pgmem_core.effects import Flow, consult, pause, transact
+from pgmem_core.errors import Busy, ExtractionError, PgmemError
 from pgmem_core.facts import Extractor, Fact, FactDraft, Tombstone
 from pgmem_core.formation import leases
 from pgmem_core.formation.claims import Limits, about
@@ -40,6 +40,9 @@ _BATCH_TURNS = 40
 # Read again before them: "yes, that one" says nothing alone. What they state is known by then, and stays as it is.
 _LEAD_TURNS = 2
 _KNOWN_FACTS = 100
+# How often an answer is written where a lock is held for long, and the pause between.
+_TRIES = 5
+_PAUSE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ def extract_session(rt: Runtime, extractor: Extractor, held: Lease) -> Flow[int]
         if _worth_reading(batch):
             drafts = yield from _ask(extractor, batch)
             drafts = yield from screening.screen_drafts(rt, held.tenant_id, drafts)
-        reconciled = yield from transact(_store, held, batch, drafts, rt.settings.language)
+        reconciled = yield from _write(rt, held, batch, drafts)
         if reconciled is None:
             return count
         if reconciled.rejected:
@@ -77,6 +80,18 @@ def extract_session(rt: Runtime, extractor: Extractor, held: Lease) -> Flow[int]
         count += sum(counts.get(name, 0) for name in ("Add", "Supersede", "Contest", "End", "Retract"))
         if not batch.more:
             return count
+
+
+def _write(rt: Runtime, held: Lease, batch: Batch, drafts: list[object]) -> Flow[Reconciled | None]:
+    """Write what follows, again where somebody held a lock for long: the model's answer is not asked for twice."""
+    for left in reversed(range(_TRIES)):
+        try:
+            return (yield from transact(_store, held, batch, drafts, rt.settings.language))
+        except Busy:
+            if not left:
+                raise
+            yield from pause(_PAUSE_SECONDS)
+    raise AssertionError("unreachable")
 
 
 def _worth_reading(batch: Batch) -> bool:
@@ -180,7 +195,7 @@ def _still_there(conn: Connection, tenant_id: str, turns: list[Turn]) -> set[str
     """Return the ids of the turns that were not deleted meanwhile, and keep them until the transaction ends."""
     rows = conn.query(
         f"""SELECT id FROM {conn.schema}.records WHERE tenant_id = %(tenant)s AND id = ANY (%(ids)s)
-            ORDER BY id FOR KEY SHARE""",
+              AND invalidated_at IS NULL ORDER BY id FOR KEY SHARE""",
         {"tenant": tenant_id, "ids": [uuid.UUID(turn.id) for turn in turns]},
     )
     return {str(row[0]) for row in rows}

@@ -127,16 +127,25 @@ def form_tiers(
 def _form_session(rt: Runtime, held: Lease) -> Flow[FormReport]:
     facts = episodes = 0
     summarises = rt.summarizers is not None
+    failed: list[Exception] = []
     try:
         if rt.extractor is not None and held.extracts:
             facts = yield from extract_session(rt, rt.extractor, held)
-        if summarises:
-            episodes = (yield from compact_session(rt, held, force=False)).episodes
-        yield from transact(leases.finish, held, formed=held.extracts, compacted=summarises, single=True)
     except StoreUnavailable:
         raise
-    except Exception as exc:  # whatever it is, the other sessions go on, and this one's error can be seen
-        message = error_text(rt, exc)
+    except Exception as exc:  # whatever it is: summaries do not wait for a batch that no model reads
+        failed.append(exc)
+    try:
+        if summarises:
+            episodes = (yield from compact_session(rt, held, force=False)).episodes
+        if not failed:
+            yield from transact(leases.finish, held, formed=held.extracts, compacted=summarises, single=True)
+    except StoreUnavailable:
+        raise
+    except Exception as exc:  # the other sessions go on, and this one's error can be seen
+        failed.append(exc)
+    if failed:
+        message = "; ".join(error_text(rt, one) for one in failed)
         log.warning("session %r could not be formed: %s", held.session_id, message)
         yield from transact(leases.fail, held, error=message, single=True)
         return FormReport(facts=facts, episodes=episodes, errors={held.session_id: message})

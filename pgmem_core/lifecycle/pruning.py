@@ -73,21 +73,22 @@ def prune(
 def prune_injections(
     rt: Runtime, tenant_id: str, *, batch: int = 1000, stopped: Callable[[], bool] = lambda: False
 ) -> Flow[int]:
-    """Delete prompts logged longer ago than `injections_days`; return how many."""
+    """Delete prompts logged longer ago than `injections_days`, and refusals of that age; return how many prompts."""
     before = datetime.now(UTC) - timedelta(days=rt.settings.injections_days)
     total = 0
-    while not stopped():
-        count = yield from transact(_prune_injections, tenant_id, before, batch, single=True)
-        total += count
-        if count < batch:
-            break
+    for table, key, at in (("injections", "injection_id", "known_at"), ("refusals", "refusal_id", "refused_at")):
+        while not stopped():
+            count = yield from transact(_prune_log, tenant_id, (table, key, at), before, batch, single=True)
+            total += count if table == "injections" else 0
+            if count < batch:
+                break
     return total
 
 
 def tenants(conn: Connection) -> list[str]:
     """Return the groups that hold anything that ages. Steps from key to key: 0.03 ms a group."""
     found: set[str] = set()
-    for table in ("sessions", "facts", "injections", "items"):
+    for table in ("sessions", "facts", "injections", "items", "refusals"):
         rows = conn.query(
             f"""WITH RECURSIVE t (tenant_id) AS (
                   (SELECT tenant_id FROM {conn.schema}.{table} ORDER BY tenant_id LIMIT 1)
@@ -136,13 +137,14 @@ def _prune_turns(
     return last, int(turns), int(unlinked), bool(more)
 
 
-def _prune_injections(conn: Connection, tenant_id: str, before: datetime, limit: int) -> int:
+def _prune_log(conn: Connection, tenant_id: str, log: tuple[str, str, str], before: datetime, limit: int) -> int:
+    table, key, at = log
     [(count,)] = conn.query(
         f"""WITH gone AS (
-              DELETE FROM {conn.schema}.injections
-              WHERE tenant_id = %(tenant)s AND injection_id IN (
-                SELECT injection_id FROM {conn.schema}.injections
-                WHERE tenant_id = %(tenant)s AND known_at < %(before)s ORDER BY known_at LIMIT %(limit)s)
+              DELETE FROM {conn.schema}.{table}
+              WHERE tenant_id = %(tenant)s AND {key} IN (
+                SELECT {key} FROM {conn.schema}.{table}
+                WHERE tenant_id = %(tenant)s AND {at} < %(before)s ORDER BY {at} LIMIT %(limit)s)
               RETURNING 1)
             SELECT count(*) FROM gone""",
         {"tenant": tenant_id, "before": before, "limit": limit},

