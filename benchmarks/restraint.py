@@ -78,7 +78,9 @@ def injected(mem: PgMem, user: str, query: str, floor: float | str | None) -> in
     return len(sections["episodic"]) + len(recalled)
 
 
-def recall(mem: PgMem, conversations: Sequence[Conversation], names: dict[str, str], floor: float | str | None) -> float:
+def recall(
+    mem: PgMem, conversations: Sequence[Conversation], names: dict[str, str], floor: float | str | None
+) -> float:
     """Return recall@10 of the evidence of all answerable questions."""
     found = []
     for conversation in conversations:

@@ -338,9 +338,7 @@ def delete_all(rt: Runtime, scope: Scope, given: Any = None) -> Flow[int]:
     return (yield from transact(edits.delete_user, scope.tenant_id, scope.user_id, given=given))
 
 
-def history(
-    rt: Runtime, group_id: str, memory_id: str | uuid.UUID, user_id: str | None
-) -> Flow[list[dict[str, Any]]]:
+def history(rt: Runtime, group_id: str, memory_id: str | uuid.UUID, user_id: str | None) -> Flow[list[dict[str, Any]]]:
     tenant, record_id = check_id(group_id, "group_id"), record_uuid(memory_id)
     user = None if user_id is None else check_id(user_id)
     yield from flows.ready(rt)

@@ -96,7 +96,8 @@ def add(
     scope = Scope(check_id(tenant_id, "tenant_id"), "" if user_id is None else check_id(user_id))
     rows = yield from screening.screen_rows(rt, scope.tenant_id, rows, "memory")
     made = [
-        new_record(rt, scope, row, f"row {i + 1} of {len(rows)}: " if len(rows) > 1 else "") for i, row in enumerate(rows)
+        new_record(rt, scope, row, f"row {i + 1} of {len(rows)}: " if len(rows) > 1 else "")
+        for i, row in enumerate(rows)
     ]
     yield from prepare(rt)
     passed = [row.get("embedding") for row in rows]

@@ -181,13 +181,13 @@ class PgMemAsyncChatStore(AsyncDBChatStore):
     ) -> list[ChatMessage]:
         """Return the session's messages of a status (None: of both), oldest first, as new objects."""
         turns = await self._handle.arun(
-            transcript.listing, _session(key, self), status=_status(status), limit=limit, offset=offset or 0
+            transcript.listing, _session(key, self), status=kept(status), limit=limit, offset=offset or 0
         )
         return _messages(turns)
 
     async def count_messages(self, key: str, status: MessageStatus | None = MessageStatus.ACTIVE) -> int:
         """Return how many messages `get_messages` would give."""
-        return await self._handle.arun(transcript.count, _session(key, self), status=_status(status))
+        return await self._handle.arun(transcript.count, _session(key, self), status=kept(status))
 
     async def add_message(self, key: str, message: ChatMessage, status: MessageStatus = MessageStatus.ACTIVE) -> None:
         """Append a message."""
@@ -197,7 +197,7 @@ class PgMemAsyncChatStore(AsyncDBChatStore):
         self, key: str, messages: list[ChatMessage], status: MessageStatus = MessageStatus.ACTIVE
     ) -> None:
         """Append messages in order, all or none; [] does nothing."""
-        archived = _status(status) == "archived"
+        archived = kept(status) == "archived"
         await self._handle.arun(transcript.add, _session(key, self), _rows(messages), archived=archived)
 
     async def set_messages(
@@ -205,7 +205,7 @@ class PgMemAsyncChatStore(AsyncDBChatStore):
     ) -> None:
         """Make the messages the session's of this status; see `PgMemChatStore.set_messages`. Those of the other status
         stay."""
-        archived = _status(status) == "archived"
+        archived = kept(status) == "archived"
         await self._handle.arun(transcript.assign, _session(key, self), _rows(messages), archived=archived)
 
     async def delete_message(self, key: str, idx: int) -> ChatMessage | None:
@@ -214,7 +214,7 @@ class PgMemAsyncChatStore(AsyncDBChatStore):
 
     async def delete_messages(self, key: str, status: MessageStatus | None = None) -> None:
         """Withdraw the session's messages of a status (None: of both)."""
-        await self._handle.arun(transcript.withdraw, _session(key, self), status=_status(status))
+        await self._handle.arun(transcript.withdraw, _session(key, self), status=kept(status))
 
     async def delete_oldest_messages(self, key: str, n: int) -> list[ChatMessage]:
         """Withdraw the oldest n active messages and return them."""
@@ -229,7 +229,8 @@ class PgMemAsyncChatStore(AsyncDBChatStore):
         return await self._handle.arun(transcript.keys, self.group_id, self.user_id)
 
 
-def _status(status: MessageStatus | None) -> Status | None:
+def kept(status: MessageStatus | None) -> Status | None:
+    """Return LlamaIndex's status of messages as pgmem calls it."""
     if status is None:
         return None
     return "archived" if MessageStatus(status) is MessageStatus.ARCHIVED else "active"

@@ -112,7 +112,8 @@ def _tell_store(console: Console, result: dict[str, Any], number: int) -> None:
     facts = f", {result['facts']} facts known" if result["facts"] else ""
     console.print(
         Text.assemble(
-            (f"process {result['pid']:>7}  ", "dim"), f"{sessions}: {result['turns_new']:,} turns stored and embedded{facts}",
+            (f"process {result['pid']:>7}  ", "dim"),
+            f"{sessions}: {result['turns_new']:,} turns stored and embedded{facts}",
             (f"  {result['seconds']:.1f} s, then it ends", "dim"),
         ),
         soft_wrap=True,

@@ -50,7 +50,8 @@ class Place:
         """Yield a client, without its worker thread, and close it.
 
         create: an embedded server that does not exist yet is made; else it is refused, for a search should not
-        leave an empty database behind. options: further arguments of PgMem. Raises: ConfigurationError, MissingExtra, StoreUnavailable.
+        leave an empty database behind. options: further arguments of PgMem.
+        Raises: ConfigurationError, MissingExtra, StoreUnavailable.
         """
         if self.path is not None and not create and not (self.path / "pgdata").is_dir():
             raise ConfigurationError(

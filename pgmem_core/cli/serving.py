@@ -97,9 +97,7 @@ def _signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def work(
-    place: Place, *, once: bool, as_json: bool, model: str | None = None, extractor: str | None = None
-) -> None:
+def work(place: Place, *, once: bool, as_json: bool, model: str | None = None, extractor: str | None = None) -> None:
     """Work in the foreground until asked to stop, or until nothing waits (once).
 
     model and extractor: who forms facts and summaries; the settings' where None.
@@ -132,7 +130,8 @@ def work(
         output.emit(
             {
                 "store": where, "turns": total.turns, "sessions": total.sessions, "errors": total.errors,
-                "facts": total.facts, "episodes": total.episodes, "sessions_formed": total.formed, "sessions_waiting": left.sessions, "turns_waiting": left.turns,
+                "facts": total.facts, "episodes": total.episodes, "sessions_formed": total.formed,
+                "sessions_waiting": left.sessions, "turns_waiting": left.turns,
                 "upkeep": None if rounds.last is None else asdict(rounds.last), "upkeep_error": rounds.error,
             }
         )  # fmt: skip
