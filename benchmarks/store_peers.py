@@ -142,9 +142,9 @@ async def awaited(dsn: str, index: Any, texts: Sequence[str], queries: Sequence[
             for n in range(200):
                 started = time.perf_counter()
                 if what == "asearch":
-                    await store.asearch(place(n, "users"), query=queries[n], limit=10)
+                    await store.asearch(place(n, "users"), query=queries[n % len(queries)], limit=10)
                 else:
-                    await store.aput(place(n, "users"), f"async{n}", {"text": texts[n], "rank": n})
+                    await store.aput(place(n, "users"), f"async{n}", {"text": texts[n % len(texts)], "rank": n})
                 taken.append((time.perf_counter() - started) * 1000)
             print(f"users: {what:27} ours {np.median(taken[20:]):6.2f} ms")
 
