@@ -49,7 +49,8 @@ def test_every_name_is_there_and_gives_no_warning() -> None:
     declared = {
         alias.asname or alias.name
         for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pgmem_langchain.")
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith(("pgmem_langchain.", "pgmem_core.formation."))
         for alias in node.names
     }
     assert declared == set(pgmem_langchain.__all__)
@@ -93,6 +94,8 @@ close_clients()
     ("name", "hidden", "package"),
     [
         ("as_vectorstore", _OTHERS, "langchain-postgres"),
+        ("PgMemMiddleware", _OTHERS, "langchain"),
+        ("memory_tools", _OTHERS, "langgraph"),
         ("PgMemChatMessageHistory", (*_OTHERS, "langchain_core"), "langchain-core"),
     ],
 )
