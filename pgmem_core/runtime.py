@@ -85,6 +85,7 @@ class Runtime:
         self._pid = os.getpid()
         self.wake: Callable[[], None] = lambda: None
         self.uncounted: dict[tuple[str, str], int] = {}  # records added since their scope was counted
+        self.dropped: dict[str, list[Any]] = {"embedding": [], "forming": []}  # see `formation.draining.Lane`
 
     @property
     def embedder(self) -> Embedder:

@@ -242,8 +242,8 @@ class _Examiner:
             subject = check_subject(given)
         except InvalidArgument as exc:
             raise _Refused("subject", str(exc)) from exc
-        if subject.kind in (self.user.kind, "user"):
-            if subject.identifier != self.user.identifier:
+        if subject.kind in (self.user.kind, "user", "session"):  # "session": a user without a name
+            if subject.identifier != self.user.identifier or subject.kind not in (self.user.kind, "user"):
                 raise _Refused("subject", f"{_show(subject.identifier)} is another {subject.kind} than the session's")
             return self.user
         tidy = SubjectRef(subject.kind, " ".join(subject.identifier.split()))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pgmem_core.effects import Flow, pause
+from pgmem_core.errors import StoreUnavailable
 
 __all__ = ["FormReport", "Lane", "drain"]
 
@@ -37,12 +38,14 @@ class FormReport:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One kind of work on sessions. `rest` is what belongs to no session; it returns how many records it embedded."""
+    """One kind of work on sessions. `rest` is what belongs to no session; it returns how many records it embedded.
+    `dropped`: claims that were held when the database went away, kept from one drain to the next."""
 
     claim: Callable[[bool], Flow[Sequence[Any]]]
     work: Callable[[Any], Flow[FormReport]]
     release: Callable[[Sequence[Any]], Flow[None]]
     backlog: Callable[[bool], Flow[tuple[int, int]]]
+    dropped: list[Any]
     rest: Callable[[], Flow[int]] | None = None
 
 
@@ -50,13 +53,21 @@ def drain(lane: Lane, *, wait: bool, eager: bool, stopped: Callable[[], bool]) -
     """Work until nothing can be claimed; `wait`: nor anybody is at anything. `eager` holds until something fails, so
     that what failed is tried once."""
     report, failed, idle = FormReport(), False, 0
+    if lane.dropped:  # else they would wait for their leases to end: 300 s after a restart of Postgres that took 1
+        back = lane.dropped[:]
+        yield from lane.release(back)
+        lane.dropped[:] = [one for one in lane.dropped if one not in back]
     while True:
         claims = yield from lane.claim(eager and not failed)
         for number, claimed in enumerate(claims):
             if stopped():
                 yield from lane.release(claims[number:])
                 return report
-            done = yield from lane.work(claimed)
+            try:
+                done = yield from lane.work(claimed)
+            except StoreUnavailable:
+                lane.dropped.extend(claims[number:])
+                raise
             report += done
             failed = failed or bool(done.errors)
         if claims:

@@ -83,7 +83,7 @@ def embed(
         backlog=lambda eager: transact(
             embedding.backlog, tenant_id=tenant_id, session_id=session_id, eager=eager, single=True
         ),
-        rest=lambda: _embed_loose(rt, tenant_id),
+        dropped=rt.dropped["embedding"], rest=lambda: _embed_loose(rt, tenant_id),
     )  # fmt: skip
     return (yield from drain(lane, wait=wait, eager=eager, stopped=stopped))
 
@@ -120,6 +120,7 @@ def form_tiers(
         backlog=lambda eager: transact(
             leases.backlog, due, tenant_id=tenant_id, session_id=session_id, eager=eager, single=True
         ),
+        dropped=rt.dropped["forming"],
     )  # fmt: skip
     return (yield from drain(lane, wait=wait, eager=eager, stopped=stopped))
 
@@ -181,6 +182,7 @@ def _embed_session(rt: Runtime, claimed: Claim) -> Flow[FormReport]:
         for user in (claimed.user_id, None):
             yield from transact(plain.refresh_stats, claimed.tenant_id, user, count, single=True)
     except StoreUnavailable:
+        rt.dropped["embedding"].append(claimed)  # as it is by now: each stretch renews the lease
         raise
     except (PgmemError, ImportError) as exc:
         message = error_text(rt, exc)

@@ -65,7 +65,8 @@ def check_turns(turns: object) -> list[Turn]:
 
 def said(turn: Turn) -> str:
     """Return what the speaker said: without the memory that had been recalled into the message."""
-    text = clean(own_words(turn))
+    # Every kind of line end, as `_line` indents after one kind: nothing said can pose as the head of another turn.
+    text = "\n".join(clean(own_words(turn)).splitlines())
     return shorten(text, MAX_TOOL_CHARS) if turn.role == "tool" else text
 
 
@@ -213,7 +214,7 @@ def render_episodes(episodes: Sequence[str]) -> str:
     for episode in episodes:
         at = getattr(episode, "created_at", None)
         date = f"[{at:%Y-%m-%d}] " if isinstance(at, datetime) else ""
-        lines.append("- " + date + clean(str(episode)).replace("\n", "\n  "))
+        lines.append("- " + date + "\n  ".join(clean(str(episode)).splitlines()))
     return fence("episodes", "\n".join(lines)) if lines else ""
 
 
