@@ -16,6 +16,7 @@ from pgmem_core import flows
 from pgmem_core.database.embedded import EmbeddedPostgres
 from pgmem_core.database.engine import Database
 from pgmem_core.effects import arun, blocking, run
+from pgmem_core.errors import ConfigurationError
 from pgmem_core.formation import worker
 from pgmem_core.formation.choosing import choose
 from pgmem_core.formation.draining import FormReport
@@ -28,9 +29,24 @@ from pgmem_core.settings import Settings
 from pgmem_core.upkeep import AsyncUpkeep, Upkeep
 from pgmem_core.verbs import AsyncVerbs, Verbs
 
-__all__ = ["AsyncPgMem", "PgMem"]
+__all__ = ["AsyncPgMem", "PgMem", "dsn_of"]
 
 _DSN_VARIABLE = "PGMEM_DSN"
+
+
+def dsn_of(dsn: str | Engine | AsyncEngine | None) -> str | Engine | AsyncEngine:
+    """Return the dsn, or what the environment variable holds that it names ("env:NAME"; None: PGMEM_DSN)."""
+    if dsn is None:
+        dsn = f"env:{_DSN_VARIABLE}"
+    if not isinstance(dsn, str) or not dsn.startswith("env:"):
+        return dsn
+    name = dsn.removeprefix("env:")
+    if not (found := os.environ.get(name, "").strip()):
+        raise ConfigurationError(
+            f"the environment has no {name}; set it to a URL such as postgresql://user@host/dbname, pass dsn=..., or"
+            " use PgMem.embedded(path) for a Postgres of its own"
+        )
+    return found
 
 
 class _Base:
@@ -48,8 +64,7 @@ class _Base:
         settings: Settings | None = None,
         **options: Any,
     ) -> None:
-        if dsn is None:
-            dsn = os.environ.get(_DSN_VARIABLE, "")
+        dsn = dsn_of(dsn)
         chosen, screens = with_policy(settings, options, policy)
         reads, writes = choose(chosen, model=model, extractor=extractor, summarizers=summarizers)
         self._rt = Runtime(
@@ -94,11 +109,6 @@ class _Base:
         """Where the database is, without a password."""
         return self._rt.database.address
 
-    def start(self) -> None:
-        """Start the worker's threads: what this process writes is embedded soon after, and with a model or an
-        extractor its facts are formed."""
-        self._worker.start()
-
     def _settle(self) -> None:
         self._worker.stop()
         self._rt.close()
@@ -114,7 +124,8 @@ class _Base:
 class PgMem(_Base, Verbs, Upkeep):
     """Durable memory for LLM agents in Postgres.
 
-    `dsn`: a Postgres URL or a SQLAlchemy engine (psycopg); default: the environment's `PGMEM_DSN`. `embedder`:
+    `dsn`: a Postgres URL, a SQLAlchemy engine (psycopg), or "env:NAME" for the URL in an environment variable; default:
+    `PGMEM_DSN`. `embedder`:
     a LangChain or LlamaIndex embedding model, a string such as "openai:text-embedding-3-small", or anything
     with the methods of `Embedder`; default: the bundled one. `model`: a chat model (LangChain, LlamaIndex, or a
     string such as "openai:gpt-4o-mini") that extracts facts and writes summaries, off the turn; without one nothing
@@ -137,6 +148,11 @@ class PgMem(_Base, Verbs, Upkeep):
         Raises: SchemaError, PermissionDenied (with what an admin must run), DimensionMismatch, StoreUnavailable.
         """
         run(flows.setup(self._rt), self._rt.database)
+
+    def start(self) -> None:
+        """Start the worker's threads: what this process writes is embedded soon after, and with a model or an
+        extractor its facts are formed."""
+        self._worker.start()
 
     def check(self) -> None:
         """Make sure that the schema is there, and create nothing. Raises: SchemaError, StoreUnavailable."""
@@ -181,6 +197,9 @@ class AsyncPgMem(_Base, AsyncVerbs, AsyncUpkeep):
     async def setup(self) -> None:
         await arun(flows.setup(self._rt), self._rt.database)
 
+    async def start(self) -> None:
+        self._worker.start()
+
     async def check(self) -> None:
         await arun(flows.check(self._rt), self._rt.database)
 
@@ -198,7 +217,7 @@ class AsyncPgMem(_Base, AsyncVerbs, AsyncUpkeep):
 
     async def __aenter__(self) -> Self:
         await self.setup()
-        self.start()
+        await self.start()
         return self
 
     async def __aexit__(

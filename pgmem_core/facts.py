@@ -14,6 +14,7 @@ from hashlib import blake2b
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from pgmem_core.encoding import dumps, encode_json
+from pgmem_core.errors import InvalidArgument
 from pgmem_core.folding import value_key
 from pgmem_core.ids import check_id
 from pgmem_core.predicates import normalise_predicate
@@ -223,6 +224,10 @@ def check_subject(subject: SubjectRef) -> SubjectRef:
 
     Raises: InvalidArgument.
     """
+    if not isinstance(subject, SubjectRef):
+        raise InvalidArgument(
+            f"subject must be a SubjectRef, got {type(subject).__name__}; a user is SubjectRef('user', {subject!r:.80})"
+        )
     kind = normalise_predicate(subject.kind, name="subject.kind")
     identifier = check_id(subject.identifier, "subject.identifier")
     return subject if kind == subject.kind else SubjectRef(kind=kind, identifier=identifier)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 from typing import Any
 
-from pgmem_core.client import PgMem
+from pgmem_core.client import PgMem, dsn_of
 from pgmem_core.errors import InvalidArgument
 from pgmem_core.runtime import Runtime
 
@@ -24,7 +23,7 @@ def runtime_of(mem: Any, dsn: str | None) -> Runtime:
     `shared_client`; where both are left out, the environment's `PGMEM_DSN`. Raises: InvalidArgument.
     """
     if mem is None:
-        return _runtime(shared_client(dsn if dsn is not None else os.environ.get("PGMEM_DSN", "")))
+        return _runtime(shared_client(str(dsn_of(dsn))))
     if dsn is not None:
         raise InvalidArgument("mem and dsn were both given; pass the client, or the dsn to have one made")
     return _runtime(mem)

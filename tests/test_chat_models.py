@@ -136,7 +136,7 @@ def test_a_string_goes_to_init_chat_model_with_its_options(monkeypatch: pytest.M
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "langchain.chat_models", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'pgmem-ai\[langchain\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'pgmem-ai\[langchain,openai\]'"):
         as_chat_model("openai:gpt-4o-mini")
 
 

@@ -513,7 +513,7 @@ def test_faults_of_names(
 
 def test_names_without_langchain(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_langchain(monkeypatch, None)
-    with pytest.raises(MissingExtra, match=r"'openai:x' needs langchain; .*'pgmem-ai\[langchain\]'"):
+    with pytest.raises(MissingExtra, match=r"'openai:x' needs langchain .*'pgmem-ai\[langchain,openai\]'"):
         as_embedder("openai:x")
 
 

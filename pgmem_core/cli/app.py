@@ -34,8 +34,8 @@ Model = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else there.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Group = Annotated[str, typer.Option("--group-id", help="The tenant: nothing crosses it.")]
-User = Annotated[str, typer.Option("--user-id", help="Whose memory.", show_default=False)]
+Group = Annotated[str, typer.Option("--group-id", "--group", help="The tenant: nothing crosses it.")]
+User = Annotated[str, typer.Option("--user-id", "--user", help="Whose memory.", show_default=False)]
 AnyUser = Annotated[str | None, typer.Option("--user-id", "--user", help="Whose memory.", show_default=False)]
 Subject = Annotated[
     str | None, typer.Option("--subject", metavar="KIND:ID", help="About whom or what.", show_default=False)
@@ -64,11 +64,13 @@ def import_(
         Path, typer.Argument(help="An export of pgmem, JSON Lines, message lists, a ChatGPT export, or LoCoMo.")
     ],
     user_id: Annotated[
-        str | None, typer.Option("--user-id", help="Whose it is; needed where the file does not say.")
+        str | None, typer.Option("--user-id", "--user", help="Whose it is; needed where the file does not say.")
     ] = None,
     group_id: Annotated[
         str | None,
-        typer.Option("--group-id", help="The tenant (default: an export's own, else 'default').", show_default=False),
+        typer.Option(
+            "--group-id", "--group", help="The tenant (default: an export's own, else 'default').", show_default=False
+        ),
     ] = None,
     session_prefix: Annotated[
         str, typer.Option("--session-prefix", help="Put before every session id of the file.")
@@ -93,7 +95,8 @@ def export(
     file: Annotated[Path, typer.Argument(help="The file to write, such as memory.jsonl; - is stdout.")],
     group_id: Group = "default",
     user_id: Annotated[
-        str | None, typer.Option("--user-id", help="Only this user's (default: the whole group).", show_default=False)
+        str | None,
+        typer.Option("--user-id", "--user", help="Only this user's (default: the whole group).", show_default=False),
     ] = None,
     vectors: Annotated[bool, typer.Option("--vectors", help="Vectors too: nothing is embedded at import.")] = False,
     dsn: Dsn = None,
@@ -376,9 +379,12 @@ def reembed(
 def doctor(
     explain: Annotated[bool, typer.Option("--explain", help="Also show how Postgres plans a read.")] = False,
     user_id: Annotated[
-        str | None, typer.Option("--user-id", help="Whose read (default: of whom most is stored).", show_default=False)
+        str | None,
+        typer.Option("--user-id", "--user", help="Whose read (default: of whom most is stored).", show_default=False),
     ] = None,
-    group_id: Annotated[str | None, typer.Option("--group-id", help="In this tenant.", show_default=False)] = None,
+    group_id: Annotated[
+        str | None, typer.Option("--group-id", "--group", help="In this tenant.", show_default=False)
+    ] = None,
     analyze: Annotated[bool, typer.Option("--analyze", help="Run what is explained, for its times.")] = False,
     dsn: Dsn = None,
     path: Folder = None,

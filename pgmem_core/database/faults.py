@@ -51,7 +51,7 @@ def translate(error: Any, address: str, *, lost: bool = False) -> PgmemError:
         return Busy(f"another transaction holds a lock for longer than was waited: {primary}; try again")
     if state in _AUTH or "password authentication failed" in primary or "no password supplied" in primary:
         return ConfigurationError(f"Postgres at {address} refused the login: {primary}")
-    if state == "3D000" or ('database "' in primary and "does not exist" in primary):
+    if state == "3D000" or ("does not exist" in primary and ('database "' in primary or 'role "' in primary)):
         return ConfigurationError(f"Postgres at {address}: {primary}; create it or correct the DSN")
     if state in _MISSING:
         return SchemaError(

@@ -12,6 +12,7 @@ import numpy as np
 
 from pgmem_core.errors import EmbeddingError, InvalidArgument, MissingExtra, PgmemError
 from pgmem_core.models.bundled import BundledEmbedder
+from pgmem_core.models.extras import extras_of
 from pgmem_core.models.texts import blank_vector, clean, is_blank, shorten_to_tokens
 from pgmem_core.models.vectors import check_vectors
 from pgmem_core.protocols import Embedder, Vectors
@@ -243,7 +244,8 @@ def _from_name(name: str, options: dict[str, Any]) -> object:
         init: Callable[..., object] = importlib.import_module("langchain.embeddings").init_embeddings
     except ImportError as exc:
         raise MissingExtra(
-            f"{name!r} needs langchain; run pip install 'pgmem-ai[langchain]', or pass an embeddings object"
+            f"{name!r} needs langchain and the package of its provider; run pip install"
+            f" 'pgmem-ai[{extras_of(provider)}]', or pass an embeddings object"
         ) from exc
     try:
         return init(name, **options)

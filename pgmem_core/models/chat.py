@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pgmem_core.errors import InvalidArgument, MissingExtra
+from pgmem_core.models.extras import extras_of
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -93,7 +94,8 @@ def _from_name(name: str, options: dict[str, Any]) -> Runnable[Any, Any]:
         init: Callable[..., Any] = importlib.import_module("langchain.chat_models").init_chat_model
     except ImportError as exc:
         raise MissingExtra(
-            f"{name!r} needs langchain; run pip install 'pgmem-ai[langchain]', or pass a chat model object"
+            f"{name!r} needs langchain and the package of its provider; run pip install"
+            f" 'pgmem-ai[{extras_of(provider)}]', or pass a chat model object"
         ) from exc
     try:
         made: Runnable[Any, Any] = init(name, **options)
