@@ -20,7 +20,7 @@ demo: $(VENV)/.embedded  ## Watch an agent remember, on a Postgres of its own
 	@$(VENV)/bin/pgmem demo $(ARGS)
 
 test: $(VENV)/.dev  ## Run the tests on real Postgres (PGMEM_TEST_POSTGRES=16 or 18, or PGMEM_TEST_DSN)
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest --numprocesses auto --maxprocesses 4 $(ARGS)
 
 check: $(VENV)/.dev  ## Format, lint, types, import order, the code in the documentation
 	$(PY) -m ruff format --check .
