@@ -1,4 +1,7 @@
-"""Every setting, set to something else, has an effect that can be seen; an unknown one is refused (C14)."""
+"""Every setting, set to something else, has an effect that can be seen; an unknown one is refused (C14).
+
+What happens behind the turn is in `test_settings_background`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,6 +18,8 @@ import psycopg
 import pytest
 
 from pgmem_core import AsyncMemoryStore, AsyncPgMem, ConfigurationError, MemoryStore, PgMem, Settings, StoreUnavailable
+from tests.cases import test_settings_background
+from tests.cases.shown import Shown
 from tests.fix_memory import Face, FakeEmbedder, Maker
 
 
@@ -37,18 +42,7 @@ class Remote(FakeEmbedder):
         return await asyncio.to_thread(self.embed, texts)
 
 
-Check = Callable[[Maker, str], Awaitable[None]]
-CHECKS: dict[str, Check] = {}
-
-
-def shows(*names: str) -> Callable[[Check], Check]:
-    """Say which settings a check shows the effect of."""
-
-    def register(check: Check) -> Check:
-        CHECKS.update(dict.fromkeys(names, check))
-        return check
-
-    return register
+shows = Shown()
 
 
 async def talk(memory: Face, count: int = 40, words: int = 60) -> Face:
@@ -241,53 +235,13 @@ async def relevance_floor(make: Maker, dsn: str) -> None:
         assert (len(context.sections["episodic"]) > 0) == bool(shown), floor
 
 
-@shows("worker_poll_seconds")
-async def worker_poll_seconds(make: Maker, dsn: str) -> None:
-    writer = await make()
-    for number, (seconds, seen) in enumerate(((30.0, False), (0.05, True))):
-        memory = await make(worker_poll_seconds=seconds)
-        await memory.start()
-        await asyncio.sleep(0.2)  # its first round is over
-        await writer.add(f"hello {number}", user_id="u1", session_id="s1")  # by another process, so to say
-        await asyncio.sleep(0.5)
-        with psycopg.connect(dsn) as conn:
-            [behind] = conn.execute("SELECT count(*) FROM pgmem.pending_work")
-        assert (behind[0] == 0) is seen
-        await memory.close()
+@pytest.mark.parametrize("name", sorted(shows.checks))
+async def test_c14_each_setting_has_an_effect(name: str, make_memory: Maker, dsn: str) -> None:
+    await shows.checks[name](make_memory, dsn)
 
 
-@shows("worker_lease_seconds")
-async def worker_lease_seconds(make: Maker, dsn: str) -> None:
-    left: list[float] = []
-
-    class Watching(FakeEmbedder):
-        def embed(self, texts: Sequence[str]) -> np.ndarray[Any, Any]:
-            with psycopg.connect(dsn) as conn:
-                left.extend(
-                    row[0] for row in conn.execute(
-                        "SELECT extract(epoch FROM claimed_until - now())::float8 FROM pgmem.sessions"
-                        " WHERE claimed_until IS NOT NULL"
-                    )
-                )  # fmt: skip
-            return super().embed(texts)
-
-    for seconds in (5.0, 500.0):
-        memory = await make(worker_lease_seconds=seconds, embedder=FakeEmbedder())
-        memory.target._rt._embedder = Watching()
-        await memory.add("the cello", user_id="u1")
-        left.clear()
-        await memory.form()
-        assert 0.9 * seconds < left[0] <= seconds
-
-
-@pytest.mark.parametrize("name", sorted(Settings.model_fields))
-async def test_c14_each_setting_has_an_effect(
-    name: str, make_memory: Maker, dsn: str, request: pytest.FixtureRequest
-) -> None:
-    check = CHECKS[name]
-    first = next(other for other, one in CHECKS.items() if one is check)
-    if name == first:  # a check of several settings runs once
-        await check(make_memory, dsn)
+def test_c14_no_setting_is_left_out() -> None:
+    assert sorted(shows.settings + test_settings_background.shows.settings) == sorted(Settings.model_fields)
 
 
 @pytest.mark.parametrize("face", [PgMem, AsyncPgMem, MemoryStore, AsyncMemoryStore])
