@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("core_latency", "slow_embedder", "slow_formation", "store_peers")
+NAMES = ("core_latency", "slow_embedder", "slow_formation", "langchain_peers", "store_peers")
 
 
 def main() -> None:
