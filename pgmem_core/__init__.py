@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pgmem_core.session import AsyncSession, Session
     from pgmem_core.settings import Settings
     from pgmem_core.store import AsyncMemoryStore, MemoryStore
-    from pgmem_core.tiers.injections import Injection
+    from pgmem_core.tiers.injections import Injection, Prompt
     from pgmem_core.types import (
         Authority,
         CompiledContext,
@@ -97,6 +97,7 @@ __all__ = [
     "PermissionDenied",
     "PgMem",
     "PgmemError",
+    "Prompt",
     "PruneReport",
     "RebuildReport",
     "ReembedProgress",
@@ -143,7 +144,7 @@ _HOMES = {
     "pgmem_core.session": "AsyncSession Session",
     "pgmem_core.settings": "Settings",
     "pgmem_core.store": "AsyncMemoryStore MemoryStore",
-    "pgmem_core.tiers.injections": "Injection",
+    "pgmem_core.tiers.injections": "Injection Prompt",
     "pgmem_core.types": (
         "Authority CompiledContext Item MemoryText RefusedWrite Scope ScoredMemory ScoreParts Section SessionInfo "
         "SubjectRef Turn"

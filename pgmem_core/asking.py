@@ -18,7 +18,7 @@ from pgmem_core.reading import ContextRequest
 from pgmem_core.runtime import Runtime
 from pgmem_core.storing import check_limit, record_uuid, where_of
 from pgmem_core.tiers import edits, injections, plain, sessions, working
-from pgmem_core.tiers.injections import Injection
+from pgmem_core.tiers.injections import Injection, Prompt
 from pgmem_core.turns import check_time, is_blank
 from pgmem_core.types import CompiledContext, MemoryText, Scope, ScoredMemory, SessionInfo, Turn
 from pgmem_core.window import within
@@ -232,6 +232,18 @@ def why(rt: Runtime, group_id: str, turn_id: str | uuid.UUID) -> Flow[list[Injec
     yield from flows.ready(rt)
     yield from reading.settle_log(rt)
     return (yield from transact(injections.of_turn, tenant, identity))
+
+
+def prompts(
+    rt: Runtime, group_id: str, *, user_id: str | None, session_id: str | None, limit: int
+) -> Flow[list[Prompt]]:
+    """Return what the injection log holds of a session, a user or the group, newest first."""
+    tenant, limit = check_id(group_id, "group_id"), check_limit(limit)
+    user = None if user_id is None else check_id(user_id)
+    session = None if session_id is None else check_id(session_id, "session_id")
+    yield from flows.ready(rt)
+    yield from reading.settle_log(rt)
+    return (yield from transact(injections.newest, tenant, session_id=session, user_id=user, limit=limit))
 
 
 # -- the plain verbs -------------------------------------------------------------------------------------------

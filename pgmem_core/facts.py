@@ -143,6 +143,9 @@ class FactDraft:
     earlier value was wrong (`replaces` is that value, if known); "end" says that it was true and is no longer;
     "retract" that it never was. `single_valued` None means not declared. `quote` is verbatim from the turn
     `turn_id`. `id` is the id of a known fact that the model named, if it did.
+
+    `explicit`: it says that this holds again or from now on ("I'm vegan again"), and so brings back a rejected value.
+    `contrast`: what it replaces is named in passing ("not X, I'm Y"): it is rejected only if it is held just then.
     """
 
     predicate: str
@@ -157,6 +160,8 @@ class FactDraft:
     turn_id: str | None = None
     quote: str | None = None
     id: Any = None
+    explicit: bool = False
+    contrast: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import uuid_utils.compat
 
 from pgmem_core.errors import InvalidArgument
 
-__all__ = ["MAX_ID_BYTES", "check_id", "new_id", "turn_uuid", "user_key"]
+__all__ = ["MAX_ID_BYTES", "check_id", "is_uuid", "new_id", "turn_uuid", "user_key"]
 
 # Ids stand in every primary key; a btree entry ends at 2,704 bytes, and a key holds up to four ids.
 MAX_ID_BYTES = 255
@@ -57,6 +57,11 @@ def check_id(value: object, name: str = "user_id") -> str:
     return text
 
 
+def is_uuid(text: str) -> bool:
+    """Whether `turn_uuid` takes the id as it is: a UUID in the form 8-4-4-4-12."""
+    return _CANONICAL_UUID.fullmatch(text) is not None
+
+
 def turn_uuid(given: str | uuid.UUID | None, tenant_id: str, session_id: str) -> uuid.UUID:
     """Return the UUID under which a turn is stored.
 
@@ -71,7 +76,7 @@ def turn_uuid(given: str | uuid.UUID | None, tenant_id: str, session_id: str) ->
     if isinstance(given, uuid.UUID):
         return given
     text = check_id(given, "turn_id")
-    if _CANONICAL_UUID.fullmatch(text):
+    if is_uuid(text):
         return uuid.UUID(text)
     # Ids hold no control characters, so the joint is unambiguous.
     return uuid.uuid5(_TURN_NAMESPACE, "\x00".join((tenant_id, session_id, text)))

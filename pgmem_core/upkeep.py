@@ -19,7 +19,7 @@ from pgmem_core.lifecycle.pruning import PruneReport
 from pgmem_core.lifecycle.rebuilding import RebuildReport
 from pgmem_core.lifecycle.reembedding import ReembedProgress, ReembedReport
 from pgmem_core.runtime import Runtime
-from pgmem_core.tiers.injections import Injection
+from pgmem_core.tiers.injections import Injection, Prompt
 from pgmem_core.types import Authority, RefusedWrite, SubjectRef
 
 __all__ = ["AsyncUpkeep", "Upkeep"]
@@ -157,6 +157,21 @@ class Upkeep:
         """
         return run(asking.why(self._rt, group_id, turn_id), self._rt.database)
 
+    def prompts(
+        self,
+        user_id: str | None = None,
+        group_id: str = "default",
+        *,
+        session_id: str | None = None,
+        limit: int = 20,
+    ) -> list[Prompt]:
+        """Return the prompts that showed an agent some memory, newest first: of a user, of a session, or of the whole
+        group. Each has the id of the question's turn, for `why`, and what was shown. Raises: InvalidArgument.
+        """
+        return run(
+            asking.prompts(self._rt, group_id, user_id=user_id, session_id=session_id, limit=limit), self._rt.database
+        )
+
     def export(
         self,
         to: str | os.PathLike[str] | IO[str],
@@ -272,6 +287,18 @@ class AsyncUpkeep:
 
     async def why(self, turn_id: str | uuid.UUID, *, group_id: str = "default") -> list[Injection]:
         return await arun(asking.why(self._rt, group_id, turn_id), self._rt.database)
+
+    async def prompts(
+        self,
+        user_id: str | None = None,
+        group_id: str = "default",
+        *,
+        session_id: str | None = None,
+        limit: int = 20,
+    ) -> list[Prompt]:
+        return await arun(
+            asking.prompts(self._rt, group_id, user_id=user_id, session_id=session_id, limit=limit), self._rt.database
+        )
 
     async def export(
         self,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgmem_core import demo
+from pgmem_core import PgMem, cli, demo
 from pgmem_core.errors import InvalidArgument
 from pgmem_core.importing import (
     Conversation,
@@ -27,6 +27,7 @@ from pgmem_core.importing import (
     sources,
 )
 from pgmem_core.importing.locomo import parse_time
+from tests.fix_memory import Face
 
 # Beside a checkout of the developers; its licence keeps it out of the project.
 LOCOMO = Path(__file__).parents[2] / "shared" / "data" / "locomo-dev.json"
@@ -496,6 +497,133 @@ def test_a_bad_message_is_named_and_the_others_are_kept(write: Write, bad: Any, 
     found, problems = collect(path)
     assert [t.role for t in found[0].sessions[0].turns] == ["system", "assistant"]
     assert len(problems) == 1
+
+
+def says(content: str, **more: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **more}
+
+
+def sessions_of(found: list[Conversation]) -> list[tuple[str | None, str, list[Any]]]:
+    return [(one.user_id, one.session_id, [t.content for t in one.turns]) for c in found for one in c.sessions]
+
+
+TWO_USERS = [
+    says("a1", session_id="s1", user_id="ada", mood="glad"),
+    says("b1", session_id="s2", user_id="bo"),
+    {"role": "assistant", "content": "a2", "session_id": "s1"},  # whose it is, its session says
+    says("b2", session_id="s2", user_id="bo"),
+]
+
+
+@pytest.mark.parametrize("key", ["session_id", "thread_id", "conversation_id"])
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "list.json"])
+def test_messages_go_to_the_sessions_and_users_they_name(write: Write, key: str, name: str) -> None:
+    chat = [{key if k == "session_id" else k: v for k, v in one.items()} for one in TWO_USERS]
+    found = list(read(write(chat if name == "list.json" else lines(*chat), name)))
+    assert sessions_of(found) == [("ada", "s1", ["a1", "a2"]), ("bo", "s2", ["b1", "b2"])]
+    assert [c.user_id for c in found] == ["ada", "bo"]
+    assert found[0].sessions[0].turns[0].metadata == {"mood": "glad"}
+    [in_object] = read(write({"id": "s1", "user_id": "ada", "messages": [says("a1"), {**CHAT[4], "id": None}]}, "o"))
+    assert in_object.sessions[0].turns[0].id == found[0].sessions[0].turns[0].id, (
+        "a line is the message it is in a list"
+    )
+
+
+def test_a_list_of_lists_and_an_object_that_says_less_are_grouped_too(write: Write) -> None:
+    wanted = [("ada", "s1", ["a1", "a2"]), ("bo", "s2", ["b1", "b2"])]
+    assert sessions_of(list(read(write([TWO_USERS], "a.json")))) == wanted
+    assert sessions_of(list(read(write({"messages": TWO_USERS, "title": "T"}, "b.json")))) == wanted
+    # What holds the messages has the first word.
+    [whole] = read(write({"session_id": "all", "user_id": "eve", "messages": TWO_USERS}, "c.json"))
+    assert sessions_of([whole]) == [("eve", "all", ["a1", "b1", "a2", "b2"])]
+    assert whole.sessions[0].turns[0].metadata == {"session_id": "s1", "user_id": "ada", "mood": "glad"}
+
+
+def test_messages_of_users_without_sessions_are_one_session_a_user(write: Write) -> None:
+    found = list(
+        read(write(lines(says("hi", user_id="ada"), says("hi", user_id="bo"), says("ho", user_id="ada")), "x.jsonl"))
+    )
+    assert [(user, content) for user, _, content in sessions_of(found)] == [("ada", ["hi", "ho"]), ("bo", ["hi"])]
+    alone = list(read(write(lines(says("hi", user_id="bo")), "y.jsonl")))
+    other = list(read(write(lines(says("hi", user_id="eve")), "z.jsonl")))
+    assert alone[0].sessions[0].session_id == found[1].sessions[0].session_id
+    assert alone[0].sessions[0].session_id != other[0].sessions[0].session_id, "two people say hi"
+
+
+def test_a_message_that_says_neither_joins_the_only_session_there_is(write: Write) -> None:
+    path = write(lines(says("be brief"), says("a", session_id="s1", user_id="ada"), says("b")), "x.jsonl")
+    assert sessions_of(list(read(path))) == [("ada", "s1", ["be brief", "a", "b"])]
+    several = write(lines(*TWO_USERS, says("whose?")), "y.jsonl")
+    with pytest.raises(InvalidArgument, match="line 5: it says neither 'session_id' nor 'user_id'"):
+        collect(several)
+
+
+def test_a_session_has_one_user(write: Write) -> None:
+    path = write(lines(*TWO_USERS, says("mine", session_id="s2", user_id="ada")), "x.jsonl")
+    with pytest.raises(InvalidArgument, match="line 5: it is of user 'ada', and session 's2' is of 'bo' by line 2"):
+        collect(path)
+
+
+def test_the_callers_user_fills_in_and_contradicts_nobody(write: Write) -> None:
+    path = write(lines(*TWO_USERS), "x.jsonl")
+    with pytest.raises(InvalidArgument, match=r"x\.jsonl, line 1: it is of user 'ada', and 'boss' was given"):
+        list(read(path, user_id="boss", on_problem=lambda problem: None))
+    objects = write([{"user_id": "ada", "messages": [says("a")]}], "o.json")
+    with pytest.raises(InvalidArgument, match="element 1: it is of user 'ada'"):
+        list(read(objects, user_id="boss"))
+    only = write(lines(*TWO_USERS[:1], *TWO_USERS[2:3]), "y.jsonl")
+    assert list(read(only, user_id="ada")) == list(read(only))
+    silent = write(lines(says("a", session_id="s1"), says("b", session_id="s2")), "z.jsonl")
+    assert sessions_of(list(read(silent, user_id="boss"))) == [(None, "s1", ["a"]), (None, "s2", ["b"])]
+
+
+def test_a_line_that_cannot_be_read_leaves_the_ids_of_its_session_alone(write: Write) -> None:
+    bad = [{**TWO_USERS[0], "role": "usre"}, *TWO_USERS[1:], says("x", session_id=[1]), says("y", user_id="a\x00")]
+    found, problems = collect(write(lines(*bad), "x.jsonl"))
+    whole = list(read(write(lines(*TWO_USERS), "y.jsonl")))
+    assert [p.where for p in problems] == ["line 5", "line 6", "line 1"]
+    by_content = {t.content: t.id for c in whole for s in c.sessions for t in s.turns}
+    assert {t.content: t.id for c in found for s in c.sessions for t in s.turns} == {
+        content: turn_id for content, turn_id in by_content.items() if content != "a1"
+    }
+
+
+# Into a store
+
+
+async def test_lines_of_two_users_are_two_memories(memory: Face, write: Write) -> None:
+    path = write(lines(*TWO_USERS), "x.jsonl")
+    with pytest.raises(InvalidArgument, match="line 1"):
+        await memory.import_(path, user_id="boss")
+    assert await memory.session.list() == []
+    assert (await memory.import_(path)).new == {"session": 2, "turn": 4}
+    for user_id, session_id, content in (("ada", "s1", ["a1", "a2"]), ("bo", "s2", ["b1", "b2"])):
+        [info] = await memory.session.list(user_id=user_id)
+        assert info.session_id == session_id
+        session = await memory.session.get(session_id, user_id=user_id)
+        assert [t.content for t in await session.turns()] == content
+    assert (await memory.import_(path)).known == {"session": 2, "turn": 4}
+
+
+@pytest.mark.parametrize("own", [None, "0198c1de-0000-7000-8000-00000000000", "m"])
+def test_a_file_may_be_stored_again_under_a_prefix(dsn: str, write: Write, own: str | None) -> None:
+    chat = [says(text, session_id="s1", **({} if own is None else {"id": f"{own}{n}"})) for n, text in enumerate("abc")]
+    path = str(write(lines(*chat), "x.jsonl"))
+    for prefix in ((), ("--session-prefix", "z/"), ("--session-prefix", "y/"), ("--session-prefix", "z/")):
+        assert cli.run(["import", path, "--user-id", "ada", *prefix, "--dsn", dsn]) == 0
+    with PgMem(dsn) as mem:
+        for session_id in ("s1", "z/s1", "y/s1"):
+            assert [t.content for t in mem.session.get(session_id, user_id="ada").turns()] == ["a", "b", "c"]
+
+
+def test_the_command_refuses_another_user_and_stores_nothing(
+    dsn: str, write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(write(lines(*TWO_USERS), "x.jsonl"))
+    assert cli.run(["import", path, "--user-id", "boss", "--dsn", dsn]) == 2
+    assert "line 1: it is of user 'ada'" in " ".join(capsys.readouterr().err.split())
+    assert cli.run(["import", path, "--dsn", dsn, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sessions_new"] == 2
 
 
 def test_older_and_other_spellings(write: Write) -> None:

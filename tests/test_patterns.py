@@ -14,7 +14,10 @@ from pgmem_core.facts import FactDraft
 from pgmem_core.formation.dates import local_time, resolve
 from pgmem_core.formation.patterns import PatternExtractor
 from pgmem_core.formation.phrases import clauses
+from tests.acceptance.telling import USER, current
+from tests.fix_memory import Face, Maker
 from tests.reconciling import Facts, at, turn
+from tests.test_forget import rows
 
 EXTRACTOR = PatternExtractor()
 ALLERGIES = [("allergic_to", thing) for thing in ("peanuts", "shellfish", "kiwi")]
@@ -325,6 +328,133 @@ def test_the_demo_conversation() -> None:
         "Final round on 2026-03-09 at 15:00",
         "half marathon on 2026-05-10",
     ]
+
+
+# -- corrections and returns, through the whole pipeline ---------------------------------------------------------
+
+DEAD = "SELECT count(*) FROM pgmem.tombstones WHERE lifted_at IS NULL"
+NOT_VEGAN = ("I'm vegan", "I'm not vegan, I'm vegetarian")
+
+
+async def say(memory: Face, *texts: str, role: str = "user", **fields: Any) -> None:
+    """Each text is a turn that is read before the next is said."""
+    session = await memory.session.open("s1", user_id="u1")
+    for text in texts:
+        await session.add_turn(role, text, **fields)
+        await memory.form()
+
+
+@pytest.mark.parametrize(
+    ("texts", "predicate", "value", "dead"),
+    [
+        (NOT_VEGAN, "diet", "vegetarian", 1),
+        (("I'm vegan", "I'm not vegan. I'm vegetarian."), "diet", "vegetarian", 1),
+        (("I'm vegan", "I'm not vegan but vegetarian"), "diet", "vegetarian", 1),
+        (("I'm vegan", "I'm not vegan, actually I'm vegetarian"), "diet", "vegetarian", 1),
+        (("I'm vegan", "Sorry, I meant vegetarian, not vegan"), "diet", "vegetarian", 1),
+        (("I'm vegan. Sorry, I meant vegetarian, not vegan",), "diet", "vegetarian", 1),
+        (("I'm vegan. I'm not vegan, I'm vegetarian.",), "diet", "vegetarian", 1),
+        (("I live in Lisbon", "No wait, it's Porto, not Lisbon"), "lives_in", "Porto", 1),
+        (("I live in Lisbon", "It's not Lisbon, it's Porto"), "lives_in", "Porto", 1),
+        (("I live in Lisbon", "I don't live in Lisbon, I live in Porto"), "lives_in", "Porto", 1),
+        (("I'm a nurse", "I'm not a nurse, I'm a dentist"), "occupation", "dentist", 1),
+        (("I'm 34 years old", "I meant 35, not 34"), "age", 35, 1),
+        ((*NOT_VEGAN, "I'm not vegetarian, I'm vegan"), "diet", "vegan", 1),
+        ((*NOT_VEGAN, "No, I meant vegan, not vegetarian"), "diet", "vegan", 1),
+        # Nobody had claimed it, or it was over: nothing is rejected, and it may be said later.
+        (("I'm vegan", "I'm not vegetarian, I'm vegan"), "diet", "vegan", 0),
+        (("I'm vegan", "I'm vegan, not vegetarian"), "diet", "vegan", 0),
+        (("I'm vegan", "I'm not vegetarian, I'm vegan", "I'm vegetarian"), "diet", "vegetarian", 0),
+        (("I'm vegetarian", "I became vegan", "I'm not vegetarian, I'm vegan"), "diet", "vegan", 0),
+        # A denial by itself is one.
+        (("I'm vegan", "I'm not vegetarian", "I'm vegetarian"), "diet", "vegan", 1),
+        # It changed: what it was was true.
+        (("I'm vegan", "I'm not vegan, I'm vegetarian now"), "diet", "vegetarian", 0),
+        # About a dish, as likely.
+        (("I'm vegan", "It's vegetarian, not vegan"), "diet", "vegan", 0),
+        (("I'm vegan", "I became vegetarian last year but stopped"), "diet", "vegan", 0),
+        (("I'm vegan", "I meant tea, not coffee"), "diet", "vegan", 0),
+    ],
+)  # fmt: skip
+async def test_contrasts_and_corrections(
+    memory_of_patterns: Face, dsn: str, texts: tuple[str, ...], predicate: str, value: Any, dead: int
+) -> None:
+    await say(memory_of_patterns, *texts)
+    assert await current(memory_of_patterns, predicate) == [value]
+    assert rows(dsn, DEAD) == [(dead,)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I became vegan last week.",
+        "I've become vegan",
+        "I went back to being vegan",
+        "I'm vegan again",
+        "I'm vegan now",
+        "I'm now a vegan",
+        "Now I'm vegan",
+        "I'm vegan these days",
+        "Actually, I'm vegan again, by the way.",
+        "I'm no longer vegetarian, I'm vegan",
+    ],
+)
+async def test_a_rejected_value_that_came_about_since_holds_from_then_on(memory_of_patterns: Face, text: str) -> None:
+    memory = memory_of_patterns
+    await say(memory, *NOT_VEGAN, text)
+    session = await memory.session.get("s1")
+    *_, rejected, back = await session.turns()
+    for _ in range(2):
+        [fact] = await memory.facts(USER, "diet")
+        assert (fact.value, fact.valid_from) == ("vegan", back.created_at)
+        # Before it, it stays rejected.
+        assert await current(memory, "diet", valid_at=rejected.created_at) == ["vegetarian"]
+        await memory.rebuild()  # every turn is read again
+
+
+@pytest.mark.parametrize("text", ["I'm vegan", "I am vegan", "I'm still vegan", "Now, I'm vegan, ask me again"])
+async def test_the_same_words_again_bring_nothing_back(memory_of_patterns: Face, dsn: str, text: str) -> None:
+    await say(memory_of_patterns, *NOT_VEGAN, text)
+    assert await current(memory_of_patterns, "diet") == ["vegetarian"]
+    assert rows(dsn, DEAD) == [(1,)]
+
+
+async def test_nobody_else_and_no_older_turn_brings_a_value_back(memory_of_patterns: Face, dsn: str) -> None:
+    memory = memory_of_patterns
+    await say(memory, "I live in Lisbon", "No wait, it's Porto, not Lisbon")
+    for role in ("assistant", "tool"):
+        await say(memory, "I live in Lisbon again", role=role, **({"tool_call_id": "c"} if role == "tool" else {}))
+    await say(memory, "I moved back to Lisbon", role="user", metadata={"authority": "agent"})
+    older = await memory.session.create(user_id="u1")
+    await older.add_turn("user", "I moved back to Lisbon", created_at=datetime(2020, 1, 1, tzinfo=UTC))
+    await memory.form()
+    assert await current(memory, "lives_in") == ["Porto"]
+    assert rows(dsn, DEAD) == [(1,)]
+    await say(memory, "I moved back to Lisbon")
+    assert await current(memory, "lives_in") == ["Lisbon"]
+    assert rows(dsn, DEAD) == [(0,)]
+
+
+async def test_what_came_back_can_be_rejected_again(memory_of_patterns: Face) -> None:
+    await say(memory_of_patterns, *NOT_VEGAN, "I'm vegan again", "I'm not vegan, I'm vegetarian", "I'm vegan")
+    assert await current(memory_of_patterns, "diet") == ["vegetarian"]
+
+
+@pytest.mark.parametrize("authority", ["agent", "tool"])
+def test_a_draft_that_calls_itself_explicit_has_its_turns_authority(authority: str) -> None:
+    facts = Facts()
+    told_to(facts, *NOT_VEGAN)
+    draft = FactDraft("diet", "vegan", explicit=True, quote="vegan")
+    said = turn(5, "vegan", "user", metadata={"authority": authority})
+    facts.read([said], draft)
+    assert (facts.values("diet"), facts.hits) == (["vegetarian"], 1)
+    facts.read([turn(6, "vegan")], draft)
+    assert facts.values("diet") == ["vegan"]
+
+
+@pytest.fixture
+async def memory_of_patterns(make_memory: Maker) -> Face:
+    return await make_memory(extractor="patterns")
 
 
 async def test_the_async_form_is_the_same() -> None:

@@ -237,7 +237,17 @@ def review(
 
 @app.command()
 def why(
-    turn_id: Annotated[str, typer.Argument(help="The id of a turn: of the question that the agent answered.")],
+    turn_id: Annotated[
+        str | None,
+        typer.Argument(help="The id of a turn: of the question that the agent answered.", show_default=False),
+    ] = None,
+    session: Annotated[
+        str | None,
+        typer.Option("--session", metavar="ID", help="The prompts of a session, newest first.", show_default=False),
+    ] = None,
+    last: Annotated[bool, typer.Option("--last", help="The newest one (of the --session, of the --user).")] = False,
+    user_id: AnyUser = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="How many prompts.")] = 10,
     group_id: Group = "default",
     dsn: Dsn = None,
     path: Folder = None,
@@ -245,10 +255,13 @@ def why(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what an agent was shown for a turn: what, when, why, and who said it."""
+    """Show what an agent was shown for a turn, or in a session: what, when, why, and who said it."""
     from pgmem_core.cli import why as told
 
-    told.why(Place.of(dsn, path, embedder), turn_id, group_id=group_id, as_json=as_json)
+    place = Place.of(dsn, path, embedder)
+    told.why(
+        place, turn_id, session_id=session, user_id=user_id, last=last, limit=limit, group_id=group_id, as_json=as_json
+    )
 
 
 @app.command()

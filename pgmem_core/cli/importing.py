@@ -46,7 +46,7 @@ def survey(file: Path, target: Target) -> int:
     before its first write. Raises: InvalidArgument.
     """
     turns = 0
-    for conversation in read(file, on_problem=lambda problem: None):
+    for conversation in read(file, on_problem=lambda problem: None, user_id=target.user_id):
         for session in conversation.sessions:
             target.session_of(session), target.user_of(conversation, session)
             turns += len(session.turns)
@@ -105,7 +105,11 @@ def import_file(
                     bar.update(so_far.turns)
 
                 report = load(
-                    mem, lambda on_problem: _read(file, on_problem), target, file=str(file), on_batch=on_batch
+                    mem,
+                    lambda on_problem: read(file, on_problem=on_problem, user_id=user_id),
+                    target,
+                    file=str(file),
+                    on_batch=on_batch,
                 )
         except KeyboardInterrupt:
             raise Interrupted(
@@ -119,10 +123,6 @@ def import_file(
         _tell(report)
     if report.problems and not (report.counts.turns_new or report.counts.turns_known):
         raise typer.Exit(1)  # a file of which nothing could be read is not a success
-
-
-def _read(file: Path, on_problem: Callable[[Problem], None]) -> Any:
-    return read(file, on_problem=on_problem)
 
 
 class _Bar:

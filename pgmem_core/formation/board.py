@@ -133,6 +133,8 @@ class Board:
             meant = [row for row in rows if row.id == claim.fact_id]
         elif claim.replaces_key is not None:
             meant = [row for row in rows if row.key == claim.replaces_key]
+            if claim.contrast:  # "not X, I'm Y" says nothing of an X that was over by then
+                meant = [row for row in meant if row.start <= claim.said_at < row.stop]
         elif self._single(claim):
             meant = [row for row in accepted if row.start <= claim.said_at < row.stop]
         else:
@@ -367,7 +369,7 @@ class Board:
             key, why = claim.value_key, "there is nothing that it could retract"
         else:
             key, why = claim.replaces_key, None
-        if claim.action not in ("retract", "correct") or (why is None and key == claim.value_key):
+        if claim.action not in ("retract", "correct") or claim.contrast or (why is None and key == claim.value_key):
             return
         if key is not None and claim.authority in MAY_DENY and not any(row.key == key for row in self._at(claim)):
             dead = self._dead.get(((claim.subject, claim.predicate), key))

@@ -46,7 +46,7 @@ class Claim:
     """A checked statement about a subject. `said_at` is the turn's time, or the call's, aware UTC.
 
     `value_key` is None only where an end or a retraction names no value. `explicit` says that the speaker means to
-    bring back a value that was rejected.
+    bring back a value that was rejected; `contrast` that what it replaces counts only where it is held just then.
     """
 
     by: int
@@ -65,6 +65,7 @@ class Claim:
     replaces_key: bytes | None = None
     fact_id: str | None = None
     explicit: bool = False
+    contrast: bool = False
     position: int = 0
 
     @property
@@ -220,6 +221,8 @@ class _Examiner:
             single_valued=self._single(draft.single_valued, predicate),
             replaces_key=self._optional_key(draft.replaces),
             fact_id=self._known_id(draft.id, subject, predicate),
+            explicit=draft.explicit is True,
+            contrast=draft.contrast is True,
             position=self._transcript.position(turn),
         )
         claim = self._timed(claim, draft)

@@ -17,7 +17,20 @@ from pgmem_core.formation.phrases import MASK, Clause
 from pgmem_core.predicates import single_valued
 from pgmem_core.types import Turn
 
-__all__ = ["NOT_A_THING", "SPLIT", "WORD", "Reader", "Seen", "a_name", "a_place", "read", "reads", "stated", "things"]
+__all__ = [
+    "NOT_A_THING",
+    "SPLIT",
+    "WORD",
+    "Reader",
+    "Seen",
+    "a_name",
+    "a_place",
+    "alike",
+    "read",
+    "reads",
+    "stated",
+    "things",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +39,11 @@ class Seen:
     turn: Turn
     known: Sequence[Fact]
     drafts: Sequence[FactDraft]
+
+    def held(self) -> list[tuple[str, Any]]:
+        """Return (predicate, value) of what is known of the speaker, and of what was read just before."""
+        known = [(fact.predicate, fact.value) for fact in self.known if fact.subject.kind in ("user", "session")]
+        return known + [(one.predicate, one.value) for one in self.drafts if one.action in ("assert", "correct")]
 
 
 Reader = Callable[[re.Match[str], Seen], Iterator[FactDraft]]
@@ -57,9 +75,9 @@ WORD = r"(?:[A-Z][\w'.&+-]*|[A-Z])"
 _NAME = rf"{WORD}(?:\ (?:{WORD}|of|de|da|do|del|la|le|van|von|der|the|and(?=\ [A-Z])|&|\d+)){{0,4}}"
 # What may follow a value: an addition, a reason, a time. It is dropped.
 _REST = (
-    r"(?:,\ .*|\ (?i:now|nowadays|today|these\ days|at\ the\ moment|right\ now|currently|again|too|as\ well|"
-    r"instead|so\ far|"
-    r"though|still|actually|already|please|a\ lot|very\ much|so\ much)(?:\ .*)?"
+    r"(?:,\ .*|\ (?i:now|nowadays|today|these\ days|at\ the\ moment|right\ now|currently|again|once\ again|"
+    r"once\ more|too|as\ well|instead|so\ far|"
+    r"though|still|actually|already|please|a\ lot|very\ much|so\ much)(?:,?\ .*)?"
     r"|\ (?i:with|because|since|for|when|while|which|who|where|but|so|after|before|until|as|in\ the|in\ a|last|"
     r"this|by|near|"
     r"and\ (?:I|my|have|am|work|live|it|we))\ .*)?"
@@ -69,6 +87,9 @@ _PARTS = {
     "PLACE": _NAME + rf"(?:,\ {_NAME})?",
     "REST": _REST,
     "I": r"(?i:I)",
+    # A value as people correct it: a name, or a few words without a joint.
+    "VALUE": rf"(?:{_NAME}(?:,\ {_NAME})?|[\w'+-]+(?:\ [\w'+-]+){{0,3}}?)",
+    "SORRY": r"(?:,\ (?i:sorry|my\ mistake|my\ bad|obviously|of\ course))?",
     "AM": r"(?i:I'm|I\ am)(?:\ (?i:really|still|also|just|now|currently|actually))?",
     "HAVE": r"(?i:I\ have|I've\ got|I've|I\ got)",
     "OFTEN": r"(?:(?i:really|absolutely|also|still|just|do|always|quite|truly|usually|mostly|now|currently)\ )*",
@@ -129,6 +150,20 @@ def a_place(words: str) -> bool:
 def a_name(words: str) -> bool:
     first = words.split()[0].rstrip(",.")
     return _NO_NAME.fullmatch(first) is None and not (len(words) > 1 and words.isupper())
+
+
+_DIET = re.compile(_PARTS["DIET"])
+
+
+def alike(predicate: str, old: Any, words: str) -> Any:
+    """Return the value that the words name in place of the old one, or None if they are no such thing."""
+    if isinstance(old, int):
+        return int(words) if words.isdecimal() else None
+    if predicate == "diet":
+        return words if _DIET.fullmatch(words) else None
+    if not isinstance(old, str) or (old[:1].isupper() and not (words[:1].isupper() and a_name(words))):
+        return None
+    return None if NOT_A_THING.match(words) or (predicate == "lives_in" and not a_place(words)) else words
 
 
 NOT_A_THING = re.compile(

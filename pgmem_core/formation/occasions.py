@@ -10,7 +10,7 @@ from typing import Any
 from pgmem_core.facts import FactDraft
 from pgmem_core.folding import fold
 from pgmem_core.formation.dates import local_time, resolve
-from pgmem_core.formation.grammar import WORD, Reader, Seen, reads, stated
+from pgmem_core.formation.grammar import WORD, Reader, Seen, alike, reads, stated
 
 __all__: list[str] = []
 
@@ -130,16 +130,25 @@ _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday",
 
 # -- corrections ---------------------------------------------------------------------------------------------------
 
+_MEANT = r"(?P<said>(?i:I\ meant)(?i:\ to\ say)?(?i:\ that)?(?i:\ I'm|\ I\ am|\ it's)?)"
+_NO = re.compile(r"(?:no|nope|sorry|oops|whoops|wait)\b", re.IGNORECASE)
+
 
 @reads(
-    r"(?i:I\ meant|it's|it\ is|make\ that)\ (?P<value>{PLACE}),?\ (?i:not)\ (?P<not>{PLACE})",
-    r"(?i:not)\ (?P<not>{PLACE}),?\ (?i:but)\ (?P<value>{PLACE})",
-    r"(?P<value>{PLACE}),\ (?i:not)\ (?P<not>{PLACE})",
+    rf"(?:{_MEANT}|(?i:it's|it\ is|make\ that))\ (?P<value>{{VALUE}}),?\ (?i:not)\ (?P<not>{{VALUE}}){{SORRY}}",
+    r"(?i:it's|it\ is)\ (?i:not)\ (?P<not>{VALUE}),?\ (?i:but|it's|it\ is)\ (?P<value>{VALUE}){SORRY}",
+    r"(?i:not)\ (?P<not>{VALUE}),?\ (?i:but)\ (?P<value>{VALUE}){SORRY}",
+    r"(?P<value>{PLACE}),\ (?i:not)\ (?P<not>{PLACE}){SORRY}",
 )
 def _meant(found: re.Match[str], seen: Seen) -> Iterator[FactDraft]:
     """Only where exactly one predicate has the wrong value: else nobody knows what is meant."""
     wrong = fold(found["not"])
-    places = {one.predicate for one in seen.drafts if one.action == "assert" and fold(str(one.value)) == wrong}
-    places |= {fact.predicate for fact in seen.known if fold(str(fact.value)) == wrong}
-    if len(places) == 1:
-        yield FactDraft(places.pop(), found["value"], action="correct", replaces=found["not"])
+    places = {predicate: value for predicate, value in seen.held() if fold(str(value)) == wrong}
+    if len(places) != 1:
+        return
+    [(predicate, old)] = places.items()
+    new = alike(predicate, old, found["value"])
+    # "It's vegetarian, not vegan" may be a dish; "I meant …", "No, it's …" and names are about what was said.
+    sure = found.groupdict().get("said") or seen.clause.correcting or _NO.match(seen.clause.quote)
+    if new is not None and (sure or found["value"][0].isupper()):
+        yield FactDraft(predicate, new, action="correct", replaces=old)

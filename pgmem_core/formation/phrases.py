@@ -59,15 +59,15 @@ _REPORTED = re.compile(
 )
 _SENTENCE = re.compile(r"[^.!?\n]+(?:[.!?](?=\S)[^.!?\n]+)*[.!?]*")
 _JOINT = re.compile(
-    r"(?:,\s*|(?<!\s)\s+)(?:and|but|so|also|though|although)(?:\s+also)?\s+(?=(?:I|my)\b)|[;:]\s+|\s[–—-]\s|,\s+(?=(?:I|"
-    r"my)\b)",
+    r"(?:,\s*|(?<!\s)\s+)(?:and|but|so|also|though|although)(?:\s+also)?\s+(?=(?:I|my)\b)|[;:]\s+|\s[–—-]\s|,\s+"
+    r"(?=(?:actually\s+)?(?:I|my)\b)",
     re.IGNORECASE,
 )
 _OPENING = re.compile(
-    r"(?:\s|,|(?:and|but|so|well|oh|hi|hello|hey|yes|yeah|yep|no|nope|sorry|sure|ok|okay|also|plus|anyway|"
+    r"(?:\s|,|(?:and|but|so|well|oh|hi|hello|hey|yes|yeah|yep|no|nope|sorry|oops|whoops|wait|hang\s+on|hold\s+on|sure|ok|okay|also|plus|anyway|"
     r"by\s+the\s+way|btw|"
     r"fyi|just\s+so\s+you\s+know|remember(?:\s+that)?|note(?:\s+that)?|please\s+(?:remember|note)(?:\s+that)?|"
-    r"for\s+the\s+record|as\s+i\s+said|like\s+i\s+said|there|now|then|personally|currently|these\s+days|thanks|"
+    r"for\s+the\s+record|as\s+i\s+said|like\s+i\s+said|there|now|then|personally|currently|these\s+days|nowadays|thanks|"
     r"thank\s+you)"
     r"(?=[\s,:!]|$)[,:!]?)*",
     re.IGNORECASE,

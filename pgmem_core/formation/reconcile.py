@@ -15,7 +15,8 @@ statement older than the last confirmation of the standing value is ignored. A l
 **How many**: what the standing fact says, else the claim (see `claims`).
 
 **Tombstones**: a dead value is lifted only by an explicit claim ("correct", or `explicit`) of the rejecting
-authority or a higher one, said after the rejection; else it is a HitTombstone.
+authority or a higher one, said after the rejection; else it is a HitTombstone. A correction by contrast ("not X, I'm
+Y") rejects X only where X is held when it is said.
 
 **Order.** Claims are taken by the time they were said, then by turn; within a turn denials first, then as listed. So
 the order of drafts from different turns does not matter, and what a turn denies it does not also state. The same

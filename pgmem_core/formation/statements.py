@@ -175,12 +175,25 @@ def _prefers(found: re.Match[str], seen: Seen) -> Iterator[FactDraft]:
 @reads(
     r"{AM}\ (?i:a\ |an\ )?(?:(?i:strict|lifelong)\ )?(?P<value>{DIET}),?\ (?i:not)\ (?i:a\ |an\ "
     r")?(?P<not>{DIET}){REST}",
-    r"{AM}\ (?i:not)\ (?i:a\ |an\ )?(?P<not>{DIET}),?\ (?i:but|I'm)\ (?i:a\ |an\ )?(?P<value>{DIET}){REST}",
+    r"{AM}\ (?i:not)\ (?i:a\ |an\ )?(?P<not>{DIET}),?\ (?i:but)\ (?i:a\ |an\ )?(?P<value>{DIET}){REST}",
     r"{AM}\ (?i:a\ |an\ )?(?:(?i:strict|lifelong)\ )?(?P<value>{DIET}){REST}",
-    r"{I}(?:'ve|\ have)\ (?i:gone|become|turned)\ (?P<value>{DIET}){REST}",
+    r"{AM}\ (?i:once\ again|again|back\ to(?:\ being)?)\ (?i:a\ |an\ )?(?P<value>{DIET}){REST}",
 )
 def _diet(found: re.Match[str], seen: Seen) -> Iterator[FactDraft]:
     yield stated("diet", found["value"], seen, wrong=found.groupdict().get("not"))
+
+
+# "I became vegan but stopped" is the story of what is over.
+_OVER = re.compile(r"(?i)\b(?:but|stopped|quit|gave|until|before|after|ended|lasted|almost)\b|\bfor\ an?\b")
+
+
+@reads(
+    r"{I}(?:'ve|\ have)?\ (?:(?i:just|recently|now|finally|since)\ )?(?i:gone|become|became|turned|went)\ "
+    r"(?:(?i:back\ to(?:\ being)?)\ )?(?i:a\ |an\ )?(?P<value>{DIET}){REST}",
+)
+def _became_diet(found: re.Match[str], seen: Seen) -> Iterator[FactDraft]:
+    if not _OVER.search(found[0], found.end("value")):
+        yield stated("diet", found["value"], seen, changed=True)
 
 
 @reads(

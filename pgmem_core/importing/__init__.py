@@ -24,7 +24,9 @@ pgmem's own format
 Message lists
     [{"role", "content", "tool_calls", "tool_call_id", "name"}, ...], an object with "messages", a list of
     either, or one a line. The object may carry "session_id" (or thread_id, conversation_id, id), "user_id",
-    "title" and "created_at"; other keys of a message go into its metadata.
+    "title" and "created_at". Where it does not, or there is none, each message may carry "session_id" (or
+    thread_id, conversation_id) and "user_id": they are grouped by them, in order, and a user given to `read`
+    fills in what they do not say and contradicts none. Other keys of a message go into its metadata.
 
 A whole memory, as `export` writes it, is no conversation: see `archive`.
 

@@ -88,7 +88,7 @@ def _import(
         )  # fmt: skip
     target = Target(group or "default", user)
     counts = load(
-        rt, read(file, on_problem=problems.append), target, on_problem=problems.append, file=str(file),
+        rt, read(file, on_problem=problems.append, user_id=user), target, on_problem=problems.append, file=str(file),
         on_batch=lambda so_far: None if on_progress is None else on_progress(so_far.turns),
     )  # fmt: skip
     yield from transact(imports.analyze, single=True)

@@ -20,7 +20,7 @@ from pgmem_core.errors import Conflict, EmbeddingError, InvalidArgument, Missing
 from pgmem_core.flows import embed_all, ready, store_model
 from pgmem_core.formation import embedding
 from pgmem_core.formation.embedding import Pending
-from pgmem_core.ids import check_id
+from pgmem_core.ids import check_id, is_uuid
 from pgmem_core.importing import Conversation, ImportedSession, ImportedTurn, Problem
 from pgmem_core.protocols import Vectors
 from pgmem_core.retrieval import lexical
@@ -58,6 +58,11 @@ class Target:
 
     def session_of(self, session: ImportedSession) -> str:
         return check_id(self.session_prefix + session.session_id, "session_id")
+
+    def turn_of(self, turn: ImportedTurn) -> str:
+        """Return the turn's id as `new_turn` takes it. A UUID names one turn of the whole group: under a prefix it is
+        another turn, so that the same file may be stored a second time. Other ids are of their session anyway."""
+        return f"turn {turn.id}" if self.session_prefix and is_uuid(turn.id) else turn.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +175,7 @@ def _turn(turn: ImportedTurn, made: NewSession, target: Target, language: str, s
         )  # fmt: skip
     return new_turn(
         tenant_id=target.group_id, session_id=made.session_id, language=language, role=turn.role,
-        content=turn.content, id=turn.id, name=turn.name, tool_calls=turn.tool_calls,
+        content=turn.content, id=target.turn_of(turn), name=turn.name, tool_calls=turn.tool_calls,
         tool_call_id=turn.tool_call_id, metadata=turn.metadata, created_at=turn.created_at,
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ from pgmem_core.ids import new_id
 from pgmem_core.tiers import beliefs
 from pgmem_core.types import Authority, CompiledContext, Scope, ScoredMemory, ScoreParts, Standing
 
-__all__ = ["Injection", "Shown", "entry_of", "find", "hash_of", "of_turn", "record"]
+__all__ = ["Injection", "Prompt", "Shown", "entry_of", "find", "hash_of", "newest", "of_turn", "record"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,22 @@ class Injection:
     authority: Authority | None = None
     evidence: tuple[Evidence, ...] = ()
     length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt that showed an agent some memory. `turn_id` is the turn it was made for, which `why` and
+    `compile_context` take; `question` is what that says today, None where it was pruned. `shown`: what stood in the
+    prompt besides the conversation itself. `token_count`: of the whole prompt.
+    """
+
+    turn_id: str
+    session_id: str
+    user_id: str
+    known_at: datetime
+    question: str | None
+    token_count: int
+    shown: tuple[Injection, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,13 +230,39 @@ def of_turn(conn: Connection, tenant_id: str, turn_id: uuid.UUID) -> list[Inject
             ORDER BY i.known_at, i.injection_id""",
         {"tenant": tenant_id, "turn": turn_id},
     )
+    return [one for shown in _injections(conn, tenant_id, rows) for one in shown]
+
+
+def newest(
+    conn: Connection, tenant_id: str, *, session_id: str | None, user_id: str | None, limit: int
+) -> list[Prompt]:
+    """Return the prompts of a session, a user or the group, newest first. Plan: injections_of_session,
+    injections_of_user or injections_by_age, read backwards."""
+    given = {"i.session_id = %(session)s": session_id, "i.user_id = %(user)s": user_id}
+    where = " AND ".join(["i.tenant_id = %(tenant)s", *(one for one, value in given.items() if value is not None)])
+    rows = conn.query(
+        f"""SELECT i.turn_id, i.session_id, i.user_id, i.known_at, i.items, i.token_count, r.content
+            FROM {conn.schema}.injections i
+            LEFT JOIN {conn.schema}.records r ON r.tenant_id = i.tenant_id AND r.id = i.turn_id
+            WHERE {where} ORDER BY i.known_at DESC, i.injection_id DESC LIMIT %(limit)s""",
+        {"tenant": tenant_id, "session": session_id, "user": user_id, "limit": limit},
+    )
+    shown = _injections(conn, tenant_id, [row[:5] for row in rows])
+    return [
+        Prompt(str(turn), session, user, known_at.astimezone(UTC), None if text is None else decode_text(text), tokens,
+               tuple(one))
+        for (turn, session, user, known_at, _, tokens, text), one in zip(rows, shown, strict=True)
+    ]  # fmt: skip
+
+
+def _injections(conn: Connection, tenant_id: str, rows: Sequence[tuple[Any, ...]]) -> list[list[Injection]]:
+    """Return what each row (turn, session, user, known_at, items) showed."""
     held = [one for row in rows for one in row[4]]
     ids = [uuid.UUID(one["id"]) for one in held if one["tier"] in ("semantic", "episodic")]
     texts = _Texts(conn, tenant_id, ids)
     return [
-        texts.injection(str(turn), session_id, user_id, known_at.astimezone(UTC), decode_json(one))
+        [texts.injection(str(turn), session_id, user_id, known_at.astimezone(UTC), decode_json(one)) for one in items]
         for turn, session_id, user_id, known_at, items in rows
-        for one in items
     ]
 
 
