@@ -62,8 +62,8 @@ async def test_found_by_words_at_once_and_by_meaning_once_formed(make_memory: Ma
 
 async def test_the_worker_forms_what_is_written(make_memory: Maker) -> None:
     memory = await make_memory()
-    memory.target.start()
-    memory.target.start()  # a second call changes nothing
+    await memory.start()
+    await memory.start()  # a second call changes nothing
     session = await memory.session.create(user_id="u1")
     await session.add_turn("user", "The physician prescribed rest")
     deadline = time.monotonic() + 5
