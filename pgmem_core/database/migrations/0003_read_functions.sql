@@ -155,6 +155,7 @@ DECLARE
     v_hot     integer;                   -- a term in more records than this is left out of BM25
     c_covered CONSTANT double precision := 0.25;  -- what all of the query's words in one record add to the cosine
     c_own     CONSTANT double precision := 0.7;   -- of the floor, for each memory
+    c_small   CONSTANT bigint := 20;             -- records below which rarity is judged as if there were so many
     c_words   CONSTANT double precision := 0.34;  -- the floor where no cosine is known: covered × rare
     v_floor   double precision;
     v_total   double precision;          -- idf of all the query's words, those no record holds included
@@ -193,7 +194,10 @@ BEGIN
         WITH query AS MATERIALIZED (
             SELECT t.term, d.df::double precision AS df,
                    ln(1 + (greatest(v_count, d.df, 1) - greatest(d.df, 1) + 0.5::float8)
-                          / (greatest(d.df, 1) + 0.5::float8)) AS idf
+                          / (greatest(d.df, 1) + 0.5::float8)) AS idf,
+                   -- For the floor: in a store of three every word is common, which says nothing against it.
+                   ln(1 + (greatest(v_count, d.df, c_small) - greatest(d.df, 1) + 0.5::float8)
+                          / (greatest(d.df, 1) + 0.5::float8)) AS weight
             FROM unnest(p_terms) AS t (term)
             CROSS JOIN LATERAL (
                 SELECT count(*) AS df FROM (
@@ -202,7 +206,7 @@ BEGIN
             ) AS d
             WHERE d.df <= v_hot  -- what no record holds finds nothing, but was asked for: as rare as can be
         ), hit AS MATERIALIZED (
-            SELECT p.record_id, sum(q.idf) AS idf,
+            SELECT p.record_id, sum(q.weight) AS idf,
                    sum(q.idf * p.tf * 1.9::float8
                        / (p.tf + 0.9::float8 * (0.6::float8 + 0.4::float8 * p.len / greatest(v_length, 1)))) AS bm25
             FROM query q
@@ -234,7 +238,7 @@ BEGIN
             UNION
             SELECT h.record_id, h.bm25, h.idf FROM hit h WHERE h.record_id = ANY (d_ids)
         )
-        SELECT array_agg(k.record_id), array_agg(k.bm25), array_agg(k.idf), (SELECT sum(q.idf) FROM query q)
+        SELECT array_agg(k.record_id), array_agg(k.bm25), array_agg(k.idf), (SELECT sum(q.weight) FROM query q)
         INTO l_ids, l_scores, l_idfs, v_total FROM scored k;
     END IF;
     v_total := greatest(v_total, 1e-9);  -- greatest passes over NULL
@@ -251,7 +255,7 @@ BEGIN
     ), raw AS MATERIALIZED (
         SELECT r.id, r.session_id, r.seq, r.created_at, coalesce(f.bm25, 0) AS bm25,
                coalesce(f.idf, 0) / v_total AS covered,
-               coalesce(f.idf, 0) / ln(1 + greatest(v_count - 0.5::float8, 0.5::float8) / 1.5::float8) AS rare,
+               coalesce(f.idf, 0) / ln(1 + (greatest(v_count, c_small) - 0.5::float8) / 1.5::float8) AS rare,
                coalesce(f.cosine, CASE WHEN r.model = p_model THEN 1 - (r.embedding <=> p_vector) END) AS cosine,
                coalesce(b.weight, 1) AS weight, coalesce(b.last_confirmed_at, r.created_at) AS said_at,
                CASE WHEN b.weight IS NULL THEN p_half_life_days ELSE p_fact_half_life_days END AS half_life
